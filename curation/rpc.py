@@ -11,7 +11,7 @@ class ImportRequest:
     """Request for a new project with tasks, or for more tasks in an existing project."""
 
     file: str  # a path on the peer's machine: JSONL, CSV or Label Studio's JSON
-    name: str  # of a new project; empty: the file's name
+    name: str  # name of a new project; empty: the file's name
     project: str  # name or first digits of the id of a project that gets the tasks; empty: a new one
     kind: str  # label, rating, pair or ranking
     options: tuple[str, ...]
@@ -22,7 +22,7 @@ class ImportRequest:
     suggests_first: bool
     columns: dict[str, str] = field(default_factory=dict)  # the file's names of some of `COLUMNS`
     gold_from: str = ""  # the file's field with the right answers; empty: `gold`
-    display: str = "plain"  # of a new project, see `curation.ledger.curation_state.TextFormat`
+    display: str = "plain"  # text format of a new project: `curation.ledger.curation_state.TextFormat`
     again: bool = False  # also adds tasks that an earlier import of the same file has added
 
 

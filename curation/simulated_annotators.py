@@ -28,11 +28,11 @@ INTACT, SHUFFLED = OPTIONS = ("intact", "shuffled")  # an answer is an index int
 # Only words and commas, so that a shuffled sentence consists of words alone, too.
 SENTENCE = re.compile(r"(?<=\. )[A-Z][a-z]+(?:,? [a-z]+){7,15}\.(?= [A-Z]|$)")
 ACCURACY_MIN, ACCURACY_MAX = 0.85, 0.95  # share of right answers, spread evenly over the people
-CARELESS_ACCURACY = 0.5  # of one person, if there are at least CARELESS_FROM people
+CARELESS_ACCURACY = 0.5  # accuracy of one person, if there are at least CARELESS_FROM people
 CARELESS_FROM = 5  # people
 REPLY_SECONDS_MAX = 30.0
 PAUSE_SECONDS = 1.0  # after a reply without progress
-TASKS_AT_ONCE = 2  # with more of them, a task waits longer for its votes
+TASKS_AT_ONCE = 2  # With more, each task waits longer for its votes.
 
 
 # Tasks ---------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ CALIBRATION: Final = "calibration_error"
 IDENTICAL: Final = "identical_pairs"
 CONTRADICTORY: Final = "contradictory_pairs"
 WORD_COUNT: Final = "word_count_accuracy"
-PAIRS: Final = "held_out_pairs"  # without ties
+PAIRS: Final = "held_out_pairs"  # number of held-out pairs without ties
 
 MEASURED_PAIRS_MAX: Final = 1_024  # evenly spaced among the held-out pairs
 Z: Final = Fraction(196, 100)  # 95 % of a normal distribution lies within this many deviations

@@ -29,12 +29,12 @@ class StageView:
     round: int  # rounds in the model
     rounds: int
     model_root: str
-    held_out_accuracy: float | None = None  # of a reward model or `dpo`: measured by this peer, or decided by the voters
-    calibration_error: float | None = None  # of the same: expected calibration error of its probabilities
-    preferences: PreferencesView | None = None  # of the same
+    held_out_accuracy: float | None = None  # accuracy of a reward model or `dpo`, measured by this peer or decided by the voters
+    calibration_error: float | None = None  # expected calibration error of these probabilities
+    preferences: PreferencesView | None = None  # origin of the preferences of a reward model or `dpo`
     start_refusal: str = ""  # why a due job was refused; each block tries again
-    held_out_nats: float | None = None  # of `instruct`: nats per token of the held-out responses
-    notes: tuple[str, ...] = ()  # for people: counts of lines of the file that were left out or shortened
+    held_out_nats: float | None = None  # objective `instruct`: nats per token of the held-out responses
+    notes: tuple[str, ...] = ()  # notes for people: numbers of lines that were left out or shortened
     measured_rounds: int | None = None  # rounds in the measured model; None: no model was measured
     held_out_pairs: int | None = None  # pairs behind the accuracy, without ties
     held_out_interval: tuple[float, float] | None = None  # 95 % interval of the accuracy

@@ -103,7 +103,7 @@ class PreferenceDatasetBuilder(RlhfService):
             except NoLongerNeeded:
                 continue
             except UserError as error:
-                log.info("the set of plan %s: %s", key.hex()[:8], error)
+                log.info("preference set of plan %s: %s", key.hex()[:8], error)
                 await trio.sleep(RETRY_SECONDS)
         self._begun.discard(key)
 
@@ -120,7 +120,7 @@ class PreferenceDatasetBuilder(RlhfService):
         where = f"project {claim.source.project.hex()[:16]} gives at height {claim.source.height}"
         if found is None or found.digest != claim.set:
             other = "no set" if found is None else f"the set {found.digest.hex()[:16]}"
-            self._desk.log_event(f"{where} {other}, and not {claim.set.hex()[:16]}, which a plan names")
+            self._desk.log_event(f"{where} {other}, but a plan names {claim.set.hex()[:16]}")
             return None if found is None else found.digest
         require_disk_space(self._desk.folder, found.size)
         await trio.to_thread.run_sync(preference_set_manifest, pairs, claim.source.tokens, self._desk.add_blob)

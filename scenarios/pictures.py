@@ -29,11 +29,11 @@ from training.data.default_text import default_text
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 SERVES = 0  # the peer whose pages are shown
-TASKS, PEOPLE = 120, 6
+TASKS, PEOPLE = 240, 6
 ROUNDS = 24  # closed before the screenshots
 JOB = {"local_steps": "4", "batch": "4", "micro_batch": "4"}
 GUIDELINES = (
-    "A sentence is intact if its words stand as somebody wrote them.\n\nRead it aloud. If you stumble, its words are shuffled."
+    "A sentence is intact if its words are in their original order.\n\nRead it aloud. If you stumble, its words are shuffled."
 )
 
 

@@ -48,11 +48,11 @@ from tests.notes.module import Line, NotesState, Write
 from tests.notes.objective import Sizes
 from tests.notes.requests import CountParameters, ParametersCounted
 from tests.peer.network import SECONDS_MAX
-from tests.route_table import markdown_table
 from tests.sim.keys import FastVerifier
 from tests.test_docs import sections
 from tests.waiting import patience
 from tests.web.room import Room, said
+from tools.reference.http_api import route_section
 from training import engine_implementations, transformer, worker_protocol
 from training.data.default_text import default_text
 from training.engines.request_handlers import WorkerContext
@@ -127,8 +127,8 @@ def seen_on_the_web(site: Site) -> dict[str, bool]:
     return {
         "routes": NOTES_PATH in [route.path for route in site.routes],
         "OpenAPI": openapi_document("1", site.routes, site.problem_statuses)["paths"].keys() >= {NOTES_PATH, "/notes"},
-        "table of routes": any(NOTES_PATH in row for row in markdown_table(site.routes)),
-        "client class": "R" in {route.client.letter for route in site.routes if route.client},
+        "reference of routes": any(f"`POST {NOTES_PATH}`" in route_section(route) for route in site.routes),
+        "client class": "reader" in {route.client.name for route in site.routes if route.client},
         "pages": "/notes" in [page.path for page in site.pages],
         "static files": "notes.js" in site.static_files,
     }
@@ -255,7 +255,7 @@ SAME_PAGE = PageSet(Path("elsewhere"), (HtmlPage("notes", "Other notes"),))
 SAME_FILE = PageSet(Path(notes_routes.__file__).parent, ())
 SAME_CLIENT, SAME_COOKIE = (
     replace(SAME_OPERATION, routes=(replace(TWIN_ROUTE, operation_id="twin", client=client),))
-    for client in (ClientClass("reader", "other", "R", "reader"), ClientClass("other", "folkmoot-reader", "R", "reader"))
+    for client in (ClientClass("reader", "other", "reader"), ClientClass("other", "folkmoot-reader", "reader"))
 )
 
 

@@ -115,7 +115,7 @@ def test_no_text_names_a_round_by_its_index() -> None:
 @pytest.mark.parametrize("page", sorted((ROOT / "curation" / "pages" / "static").glob("*.js")), ids=lambda page: page.name)
 def test_no_page_names_a_round_by_its_index(page: Path) -> None:
     named = re.findall(r"\bround \$\{([^}]*)", page.read_text(), re.IGNORECASE)
-    assert all(re.match(r"nth\(|Math\.min\(\w*\.?round \+ 1|first$|last$|one\.round$", value) for value in named), named
+    assert all(re.match(r"nth\(|Math\.min\(\w*\.?rounds_in_model \+ 1|first$|last$|one\.round$", value) for value in named), named
 
 
 NOT_SHIPPED = {"tests", "scenarios", "benchmarks", "tools"}

@@ -187,14 +187,16 @@ def _guarded(names: Collection[str], problem_statuses: Mapping[str, int]) -> Any
         connection_limits.set_reply_deadline(request, connection_limits.REQUEST_SECONDS)
         if not told and (proxy := header_trust.find_unnamed_proxy(request)):
             told.append(proxy)
-            log.warning("a reverse proxy asks from %s, and all its clients count as one: name it in `web_trusted_proxies`", proxy)
+            log.warning(
+                "a reverse proxy at %s is not trusted, so all its clients count as one: add it to `web_trusted_proxies`", proxy
+            )
         try:
             header_trust.require_host(request, names)
             response = await handler(request)
         except HttpProblem as problem:
             response = _problem(problem, problem_statuses)
         except web.HTTPNotFound:
-            response = _problem(HttpProblem("not-found", f"there is nothing at {request.path}"), problem_statuses)
+            response = _problem(HttpProblem("not-found", f"no page or call at {request.path}"), problem_statuses)
         except web.HTTPException as error:
             if error.status < 400:
                 raise
@@ -225,7 +227,7 @@ def _refusal(status: int, code: str, detail: str) -> web.Response:
 async def _expect(request: web.Request) -> None:
     """Answer an Expect header. aiohttp's own handler fails on values that are not UTF-8."""
     if request.headers["Expect"].lower() != "100-continue":
-        raise web.HTTPExpectationFailed(text="Expect: 100-continue is all that is expected here\n")
+        raise web.HTTPExpectationFailed(text="only Expect: 100-continue is supported\n")
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     request.writer.output_size = 0  # no byte of the reply itself is written yet
 
@@ -248,22 +250,24 @@ async def _file(request: web.Request, uploads: Counter[str]) -> bytes:
     """
     host = header_trust.client_host(request)
     if uploads.total() >= UPLOADS_MAX or uploads[host]:
-        raise HttpProblem("too-many", "another file is being read: try again", 2)
+        raise HttpProblem("too-many", "another file is being uploaded: try again in 2 s", 2)
     uploads[host] += 1
     try:
-        return await _read(request, FILE_BYTES_MAX, f"a file has at most {FILE_BYTES_MAX >> 20} MiB: import it in parts")
+        return await _read(
+            request, FILE_BYTES_MAX, f"the file is larger than {FILE_BYTES_MAX >> 20} MiB: split it and import the parts"
+        )
     finally:
         uploads -= Counter([host])
 
 
 async def _body(request: web.Request, bytes_max: int) -> dict[str, Any]:
-    data = await _read(request, bytes_max, f"a body has at most {bytes_max} bytes")
+    data = await _read(request, bytes_max, f"the body is larger than {bytes_max} bytes")
     try:
         body = json.loads(data)
     except (ValueError, RecursionError):
-        raise HttpProblem("malformed", "the body is no JSON") from None
+        raise HttpProblem("malformed", "the body is not valid JSON") from None
     if not isinstance(body, dict):
-        raise HttpProblem("malformed", "the body is no JSON object")
+        raise HttpProblem("malformed", "the body must be a JSON object")
     return body
 
 
@@ -276,5 +280,5 @@ async def _read(request: web.Request, bytes_max: int, limit: str) -> bytes:
             if len(data) > bytes_max:
                 raise HttpProblem("too-large", limit)
     except (web.RequestPayloadError, HttpProcessingError):
-        raise HttpProblem("malformed", "the body is not encoded as its headers say") from None
+        raise HttpProblem("malformed", "the body does not match its Content-Encoding or Transfer-Encoding header") from None
     return bytes(data)

@@ -26,7 +26,7 @@ from web.connection_limits import ConnectionSlots, LimitedRequestHandler
 from web.site import Site, SiteHandlers
 
 SHUTDOWN_SECONDS = 1.0
-HANDSHAKE_SECONDS = 10.0  # of the TLS handshake
+HANDSHAKE_SECONDS = 10.0  # limit of the TLS handshake
 SWEEP_SECONDS = 1.0  # between searches for overdue connections
 BACKLOG = 128  # connections that wait in the kernel
 ACCEPT_SECONDS = 0.002  # after each connection: at most 500 a second, so that a flood takes a tenth of one core
@@ -156,7 +156,7 @@ class AsyncioBridge:
         try:
             asyncio.run(self._listen(listeners, send))
         except Exception as error:  # our own bug ends the service
-            log.exception("the thread of the site ended")
+            log.exception("the web server's thread ended")
             with contextlib.suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(send.send_nowait, error)
         finally:
@@ -186,7 +186,7 @@ class AsyncioBridge:
         """Run a function in Trio's thread. Raises its `HttpProblem`, or another one if the peer is busy or stops."""
         assert self._loop is not None
         if self._running >= self._calls_max:
-            raise HttpProblem("too-many", "this peer answers others at the moment", 1)
+            raise HttpProblem("too-many", "this peer is busy: try again later", 1)
         self._running += 1
         answer: asyncio.Future[Any] = self._loop.create_future()
         try:
@@ -196,20 +196,20 @@ class AsyncioBridge:
             raise HttpProblem("stopping", "this peer is stopping") from None
         finally:
             self._running -= 1
-            del answer  # its exception refers to this frame, which would keep the request in memory
+            del answer  # The exception refers to this frame, which would keep the request in memory.
 
     # In Trio's thread ------------------------------------------------------------------------------------------------
 
     async def _answer(self, do: Callable[[], Awaitable[Any]], answer: asyncio.Future[Any]) -> None:
         result: Any = None
-        error: HttpProblem | None = HttpProblem("stopping", "this peer is stopping")  # for a cancelled call
+        error: HttpProblem | None = HttpProblem("stopping", "this peer is stopping")  # result of a cancelled call
         try:
             result, error = await do(), None
         except HttpProblem as problem:
             error = problem
         except Exception:  # our own bug in one request: the peer goes on, and its log describes the bug
-            log.exception("a call of the site failed")
-            error = HttpProblem("internal", "this peer made a mistake: its operator finds it in the log")
+            log.exception("an HTTP call failed")
+            error = HttpProblem("internal", "internal error of this peer: its log has the details")
         finally:
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(_resolve_future, answer, result, error)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import IO, Any, Final, NamedTuple
 
 Json = dict[str, Any]
-REQUIRED: Final = object()  # as a default: the field must be present
+REQUIRED: Final = object()  # default of a field that must be present
 
 
 class TextReply(NamedTuple):
@@ -55,10 +55,10 @@ class HttpProblem(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FieldType:
-    description: str  # of valid values, in the sentence "NAME is …"
-    schema: Json  # of valid values, in JSON Schema
+    description: str  # description of valid values, in the sentence "NAME must be …"
+    schema: Json  # JSON Schema of valid values
     is_valid: Callable[[Any], bool]
-    convert: Callable[[Any], Any] = lambda value: value  # applied to valid values
+    convert: Callable[[Any], Any] = lambda value: value  # conversion of a valid value
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class RequestField:
             return self.default
         value = given.get(self.name)
         if not self.kind.is_valid(value):
-            raise HttpProblem("malformed", f"{self.name} is {self.kind.description}")
+            raise HttpProblem("malformed", f"{self.name} must be {self.kind.description}")
         return self.kind.convert(value)
 
 
@@ -123,7 +123,7 @@ def choice_type(*values: str) -> FieldType:
 
 
 LINE: Final = FieldType(
-    "a line of text, all of its characters printable",
+    "a line of printable characters",
     {"type": "string", "minLength": 1},
     lambda value: isinstance(value, str) and value != "" and value.isprintable(),
 )
@@ -143,7 +143,7 @@ TEXTS: Final = FieldType(
 
 
 CURSOR: Final = FieldType(
-    "`next` of another reply",
+    "the `next` of an earlier reply",
     {"type": "string", "pattern": "^[0-9]{1,7}:[0-9]{1,7}$"},
     lambda value: re.fullmatch("[0-9]{1,7}:[0-9]{1,7}", value) is not None,
     lambda value: tuple(map(int, value.split(":"))),

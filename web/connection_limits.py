@@ -25,9 +25,9 @@ from aiohttp.abc import AbstractAccessLogger
 HOST_SHARE_DIVISOR: Final = 4  # a host has at most a quarter of all connections; an office shares one address
 HEADER_SECONDS: Final = 15.0  # from the connection, or the last reply, to the next complete header
 REQUEST_SECONDS: Final = 60.0  # from the header until the reply is sent; the longest call waits 13 seconds
-FILE_SECONDS: Final = 600.0  # the same for a file: 16 MiB over a link of 0.25 Mbit/s
+FILE_SECONDS: Final = 600.0  # REQUEST_SECONDS for a file: 16 MiB over a link of 0.25 Mbit/s
 
-SERVER_HEADER: Final = "folkmoot"  # without a version, which would tell strangers which bugs to try
+SERVER_HEADER: Final = "folkmoot"  # A version would tell strangers which bugs to try.
 
 log = logging.getLogger("site")
 

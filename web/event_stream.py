@@ -16,16 +16,16 @@ from aiohttp import web
 from web.calls import HttpProblem, Json
 from web.routes import EventFeed
 
-LISTENERS_MAX: Final = 100  # each holds a connection; then the host with most listeners loses its oldest one
+LISTENERS_MAX: Final = 100  # Each holds a connection. At the limit, the host with most listeners loses its oldest one.
 LISTENERS_OF_HOST_MAX: Final = 20  # browser tabs of all people behind one address
-LISTENER_QUEUE_MAX: Final = 32  # unread looks of one listener, which is then disconnected
+LISTENER_QUEUE_MAX: Final = 32  # unread observations of a listener, which is then disconnected
 REPLAY_EVENTS_MAX: Final = 512  # events that are kept for listeners that reconnect
 KEEPALIVE_SECONDS: Final = 15.0  # between comments, so that proxies on the way keep an idle connection open
 
 
 class _Event(NamedTuple):
     number: int
-    is_live: bool  # only for listeners that ask for live events
+    is_live: bool  # sent only to listeners of live events
     text: str  # encoded once for all listeners
 
     @classmethod
@@ -84,7 +84,7 @@ class EventStreams:
                 try:
                     said = await asyncio.wait_for(mine.queue.get(), KEEPALIVE_SECONDS)
                 except TimeoutError:
-                    said = ": nothing new\n\n"
+                    said = ": keepalive\n\n"
                 if said is None:
                     return response
                 await response.write(said.encode())
@@ -100,11 +100,13 @@ class EventStreams:
         """
         hosts = Counter(listener.host for listener in self._listeners.values())
         if hosts[host] >= LISTENERS_OF_HOST_MAX:
-            raise HttpProblem("too-many", f"{LISTENERS_OF_HOST_MAX} others listen at this address already", 60)
+            raise HttpProblem(
+                "too-many", f"your address already has {LISTENERS_OF_HOST_MAX} event streams: close one, or try again later", 60
+            )
         if len(self._listeners) >= LISTENERS_MAX:
             most, count = hosts.most_common(1)[0]
             if count <= hosts[host] + 1:
-                raise HttpProblem("too-many", f"{LISTENERS_MAX} others listen already", 60)
+                raise HttpProblem("too-many", f"this peer already has {LISTENERS_MAX} event streams: try again later", 60)
             oldest = next(task for task, listener in self._listeners.items() if listener.host == most)
             del self._listeners[oldest]
             oldest.cancel()

@@ -33,14 +33,14 @@ def require_host(request: web.Request, names: Collection[str]) -> None:
     """
     said = request.headers.getall("Host", ())
     if len(said) != 1 or not (found := HOST_PATTERN.fullmatch(said[0])) or int(found["port"] or 0) > PORT_MAX:
-        raise HttpProblem("misdirected", "a request has one Host header: a name or an address, and perhaps `:` and a port")
+        raise HttpProblem("misdirected", "a request needs exactly one Host header: a name or an address, with an optional port")
     host = (found["address"] or found["name"]).lower().removesuffix(".")
     if found["address"] and not _is_address(host):
-        raise HttpProblem("misdirected", "the address in the Host header is none")
+        raise HttpProblem("misdirected", "the Host header has an invalid address")
     if host != "localhost" and host not in names and not _is_address(host):
-        raise HttpProblem("misdirected", "this peer does not have the name in the Host header: add it to `web_host_names`")
+        raise HttpProblem("misdirected", "the name in the Host header is unknown: add it to `web_host_names`")
     if request.host.lower() not in (host, said[0].lower()):  # an absolute URL in the request line overrides the header
-        raise HttpProblem("misdirected", "the address of the request is of another host than its Host header")
+        raise HttpProblem("misdirected", "the request's URL and its Host header name different hosts")
 
 
 def _is_address(host: str) -> bool:
@@ -68,12 +68,12 @@ def read_token(request: web.Request, who: ClientClass, known: Collection[ClientC
     cookies = (request.cookies.get(cookie_name(request, client)) for client in (who, *known))
     token = next(filter(None, cookies), "")
     if not token:
-        raise HttpProblem("unauthorized", "say `Authorization: Bearer` and a token, or sign in")
+        raise HttpProblem("unauthorized", "no token: send `Authorization: Bearer TOKEN`, or sign in")
     if request.method not in SAFE_METHODS:
         if request.headers.get(CSRF_HEADER) != "1":
-            raise HttpProblem("forbidden", f"a call with the cookie that changes something says `{CSRF_HEADER}: 1`")
+            raise HttpProblem("forbidden", f"a call with a cookie needs the header `{CSRF_HEADER}: 1`")
         if "Origin" not in request.headers:
-            raise HttpProblem("forbidden", "a call with the cookie that changes something says its Origin")
+            raise HttpProblem("forbidden", "a call with a cookie needs the header `Origin`")
         require_own_origin(request)
     return token
 
@@ -82,7 +82,7 @@ def require_own_origin(request: web.Request) -> None:
     """Raise `HttpProblem` if the Origin header names another site. Its scheme may differ behind a proxy that ends TLS."""
     origin = request.headers.get("Origin")
     if origin is not None and origin.partition("://")[2] != request.headers.get("Host"):
-        raise HttpProblem("forbidden", "this call comes from a page of another site")
+        raise HttpProblem("forbidden", "calls from pages of other sites are not allowed")
 
 
 def client_host(request: web.Request) -> str:

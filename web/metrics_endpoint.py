@@ -32,7 +32,7 @@ STATS_CACHE_SECONDS: Final = 1.0  # statistics read the store and /proc
 ADDRESS_FILE = "address"  # a file with the address, while metrics are served
 REQUEST_BYTES_MAX: Final = 8_192  # monitors send a few hundred
 REQUEST_SECONDS_MAX: Final = 5.0  # from the connection until the reply is sent; monitors run on this machine
-CONNECTIONS_MAX: Final = 16  # at once; a monitor has one
+CONNECTIONS_MAX: Final = 16  # concurrent connections; a monitor has one
 log = logging.getLogger("metrics")
 
 
@@ -103,7 +103,7 @@ class MetricsEndpoint:
         except trio.BrokenResourceError:
             raise  # the monitor has left
         except Exception:  # a voter must not end because of a failed reply
-            log.exception("the answer to a monitor failed")
+            log.exception("a reply to a monitor failed")
             status, body = HTTPStatus.INTERNAL_SERVER_ERROR, b"the peer failed; its log says why\n"
         lines = (
             f"HTTP/1.1 {status.value} {status.phrase}",
@@ -116,13 +116,13 @@ class MetricsEndpoint:
 
     async def _reply(self, method: str, path: str) -> tuple[HTTPStatus, str]:
         if method not in ("GET", "HEAD"):
-            return HTTPStatus.METHOD_NOT_ALLOWED, f"{method} is not answered here\n"
+            return HTTPStatus.METHOD_NOT_ALLOWED, f"{method} is not allowed: use GET or HEAD\n"
         if path == "/healthz":
             why = await self._stats.find_health_problem()
             return (HTTPStatus.SERVICE_UNAVAILABLE, f"{why}\n") if why else (HTTPStatus.OK, "ok\n")
         if path == "/metrics":
             return HTTPStatus.OK, format_exposition(await self._metrics())
-        return HTTPStatus.NOT_FOUND, "here are /healthz and /metrics\n"
+        return HTTPStatus.NOT_FOUND, "not found: try /healthz or /metrics\n"
 
     async def _metrics(self) -> tuple[PrometheusMetric, ...]:
         alerts = await self._desk.api.alerts()
@@ -131,8 +131,8 @@ class MetricsEndpoint:
         return (
             *await self._stats.metrics(),
             *link_metrics(await self._desk.api.peers()),
-            PrometheusMetric("alert", "1 for each thing that the operator should know, as `peer alerts` shows it", told),
-            PrometheusMetric("disk_free_bytes", "on the disk of the data directory", {"": free}),
+            PrometheusMetric("alert", "1 for each active alert, as in `peer alerts`", told),
+            PrometheusMetric("disk_free_bytes", "free bytes on the disk of the data directory", {"": free}),
         )
 
 
@@ -141,16 +141,16 @@ async def _head(stream: trio.abc.ReceiveStream) -> bytes:
     data = b""
     while b"\r\n\r\n" not in data:
         if len(data) > REQUEST_BYTES_MAX:
-            raise RemoteProtocolError("oversized", f"a request of more than {REQUEST_BYTES_MAX} bytes")
+            raise RemoteProtocolError("oversized", f"the request is larger than {REQUEST_BYTES_MAX} bytes")
         if not (part := await stream.receive_some(REQUEST_BYTES_MAX)):
-            raise RemoteProtocolError("cut-short", "the request ended before its empty line")
+            raise RemoteProtocolError("cut-short", "the request ended within its header")
         data += part
     return data
 
 
 def _asked(head: bytes) -> tuple[str, str]:
-    """Return the method and the path of a request. Raises `RemoteProtocolError` if it is no request of HTTP/1."""
+    """Return the method and the path of a request. Raises `RemoteProtocolError` if it is not an HTTP/1 request."""
     words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
-        raise RemoteProtocolError("malformed", "no request of HTTP/1")
+        raise RemoteProtocolError("malformed", "not an HTTP/1 request")
     return words[0], words[1].partition("?")[0]

@@ -1,6 +1,6 @@
 """Declarations of HTTP routes and pages, which features name in `Feature.routes` and `Feature.pages`.
 
-The application, the parsing of requests, the OpenAPI document and the table in docs/protocol/curation.md follow from them. This
+The application, the parsing of requests, the OpenAPI document and docs/reference/http-api.md follow from them. This
 module imports no HTTP library.
 """
 
@@ -15,7 +15,7 @@ from features.services import ServiceContext
 from protocol.prometheus_metrics import PrometheusMetric
 from web.calls import REQUIRED, Json, RequestField, hex_type, integer_type
 
-BODY_BYTES_MAX: Final = 64 << 10  # of a JSON body, unless its route declares another limit
+BODY_BYTES_MAX: Final = 64 << 10  # default limit of a JSON body
 FILE_BYTES_MAX: Final = 16 << 20
 SIGNATURE_TYPE, KEY_TYPE = hex_type(64), hex_type(32)
 TIME_TYPE: Final = integer_type(0, 2**53 - 1)
@@ -25,26 +25,25 @@ TIME_TYPE: Final = integer_type(0, 2**53 - 1)
 class ClientClass:
     """Class of clients with tokens, such as operators. Exactly one feature checks a class (`RouteHandlers.authorizers`)."""
 
-    name: str  # of the security scheme in the OpenAPI document
-    cookie_name: str  # of a browser's session; a browser may have sessions of several classes
-    letter: str  # in the table of the documents
+    name: str  # name of the security scheme in the OpenAPI document
+    cookie_name: str  # cookie of a browser's session; a browser may have sessions of several classes
     argument: str  # name of the handler's argument that gets the identity from the authorizer
 
 
-OPERATOR: Final = ClientClass("operator", "folkmoot-operator", "O", "operator")
+OPERATOR: Final = ClientClass("operator", "folkmoot-operator", "operator")
 
 
 @dataclass(frozen=True, slots=True)
 class RouteReply:
     field_names: str = ""  # fields of the JSON object, separated by spaces
-    about: str = ""
+    about: str = ""  # sentences, without the last period
     content_type: str = "application/json"
     short_text: str = ""  # text for people, which replaces the field names
 
     @property
     def text(self) -> str:
         names = self.short_text or ", ".join(f"`{name}`" for name in self.field_names.split())
-        return " ".join(part for part in (names, self.about) if part)
+        return ". ".join(part for part in (names, self.about) if part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +51,13 @@ class Route:
     # A method of a handler object. It takes the declared fields by name, and runs in Trio's thread.
     handler: Callable[..., Awaitable[Any]]
     takes_request: bool = False  # the handler is the server's own: it takes aiohttp's request, in asyncio's thread
-    operation_id: str = ""  # in the OpenAPI document; needed if several routes share a handler
+    operation_id: str = ""  # id in the OpenAPI document; required if several routes share a handler
     method: str
-    path: str  # with the names of fields in braces
-    about: str
+    path: str  # path with names of fields in braces
+    about: str  # an imperative phrase: the summary in the OpenAPI document and the reference
     client: ClientClass | None = None  # class of clients that may call it; None: everybody
-    body_bytes_max: int = BODY_BYTES_MAX  # of a JSON body; a file has FILE_BYTES_MAX
-    path_fields: tuple[RequestField, ...] = ()  # in the path
+    body_bytes_max: int = BODY_BYTES_MAX  # limit of a JSON body; a file has FILE_BYTES_MAX
+    path_fields: tuple[RequestField, ...] = ()  # fields in the path
     query_fields: tuple[RequestField, ...] = ()
     body_fields: tuple[RequestField, ...] = ()
     sets_cookie: ClientClass | None = None  # begins a session of this class, with a cookie for the browser
@@ -98,7 +97,7 @@ class RouteHandlers:
     objects: tuple[object, ...]  # instances of the classes whose methods the routes name
     # Takes a token and returns the client's identity. Raises `HttpProblem` for an unknown token.
     authorizers: Mapping[ClientClass, Callable[[str], object]] = field(default_factory=dict)
-    metrics: Callable[[], tuple[PrometheusMetric, ...]] = tuple  # for `/metrics`
+    metrics: Callable[[], tuple[PrometheusMetric, ...]] = tuple  # metrics for `/metrics`
     event_feeds: tuple[EventFeed, ...] = ()
     background_tasks: tuple[Callable[[], Awaitable[None]], ...] = ()  # run while the routes are served
 
@@ -119,8 +118,8 @@ class RouteSet:
 
 @dataclass(frozen=True, slots=True)
 class HtmlPage:
-    name: str  # of its path, its template, its script and its style sheet
-    title: str  # of the page and in the navigation
+    name: str  # name of its path, template, script and style sheet
+    title: str  # title of the page, also in the navigation
     is_for_operators: bool = False  # pages for other people do not link to it
 
     @property
@@ -191,13 +190,13 @@ def _response(reply: RouteReply) -> dict[str, Any]:
     schema: dict[str, Any] = (
         {"type": "object", "required": reply.field_names.split()} if reply.field_names else {"type": "string"}
     )
-    return {"description": reply.text or "the reply", "content": {reply.content_type: {"schema": schema}}}
+    return {"description": reply.text or "The reply", "content": {reply.content_type: {"schema": schema}}}
 
 
 def _problems(route: Route, problem_statuses: Mapping[str, int]) -> dict[str, Any]:
     """Return the responses for the route's own problems, by status, and `default` for all others."""
     content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    by_status: dict[str, list[str]] = {"default": ["a problem"]}
+    by_status: dict[str, list[str]] = {"default": ["Any other problem"]}
     for code, when in route.problem_codes.items():
-        by_status.setdefault(str(problem_statuses[code]), []).append(f"{code} {when}".strip())
+        by_status.setdefault(str(problem_statuses[code]), []).append(f"{code}: {when}" if when else code)
     return {status: {"description": "; ".join(said), "content": content} for status, said in by_status.items()}

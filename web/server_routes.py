@@ -17,14 +17,14 @@ from web.calls import TEXT, HttpProblem, RequestField, parse_fields, query_integ
 from web.event_stream import LISTENERS_MAX, LISTENERS_OF_HOST_MAX, EventStreams
 from web.routes import OPERATOR, ClientClass, HtmlPage, Route, RouteReply
 
-QUERY_OF_EVENTS: Final = (RequestField("live", query_integer_type(0, 1), "1: `live` events, too", default=0),)
+QUERY_OF_EVENTS: Final = (RequestField("live", query_integer_type(0, 1), "1 adds `live` events", default=0),)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerHandlers:
     openapi_text: str
     pages: Mapping[str, str]  # HTML by path, in the order of the navigation
-    static_files: Mapping[str, Path]  # by name, so that a request cannot name any other path
+    static_files: Mapping[str, Path]  # files by name, so that a request cannot name any other path
     vendor_files: Mapping[str, Path]
     statuses: Counter[int]  # number of replies by status
     streams: EventStreams
@@ -86,7 +86,7 @@ def page_route(page: HtmlPage) -> Route:
     return _own_route(
         ServerHandlers.page,
         page.path,
-        "a page for people",
+        "Show a page",
         operation_id=f"page_{page.name}",
         replies={200: RouteReply("", "HTML", "text/html")},
     )
@@ -94,33 +94,33 @@ def page_route(page: HtmlPage) -> Route:
 
 _FILE: Final[dict[str, Any]] = {
     "path_fields": (RequestField("name", TEXT),),
-    "replies": {200: RouteReply("", "a file", "application/octet-stream")},
+    "replies": {200: RouteReply("", "The file", "application/octet-stream")},
     "problem_codes": {"not-found": ""},
 }
 SERVER_PREFIXES: Final = ("/healthz", "/metrics", "/static", "/vendor")  # reserved: no feature has paths below them
 SERVER_ROUTES: Final = (
     _own_route(
-        ServerHandlers.events, "/api/v1/events", "what happens, as it does", query_fields=QUERY_OF_EVENTS,
-        replies={200: RouteReply("", "a stream of [server-sent events](#events)", "text/event-stream")},
-        problem_codes={"too-many": f"above {LISTENERS_OF_HOST_MAX} streams of one address, {LISTENERS_MAX} in all"},
+        ServerHandlers.events, "/api/v1/events", "Stream events as they happen", query_fields=QUERY_OF_EVENTS,
+        replies={200: RouteReply("", "A stream of [server-sent events](#server-sent-events)", "text/event-stream")},
+        problem_codes={"too-many": f"more than {LISTENERS_OF_HOST_MAX} streams of one address, or {LISTENERS_MAX} in all"},
     ),
     _own_route(
-        ServerHandlers.openapi, "/api/v1/openapi.json", "this table, for programs",
+        ServerHandlers.openapi, "/api/v1/openapi.json", "Describe all calls as an OpenAPI document",
         replies={200: RouteReply("openapi info paths components")},
     ),
     _own_route(
-        ServerHandlers.health, "/healthz", "whether this peer works",
-        replies={200: RouteReply("", "`ok`", "text/plain")}, problem_codes={"unhealthy": "with the reason"},
+        ServerHandlers.health, "/healthz", "Check the health of this peer",
+        replies={200: RouteReply("", "`ok`", "text/plain")}, problem_codes={"unhealthy": "`detail` has the reason"},
     ),
     _own_route(
-        ServerHandlers.metrics, "/metrics", "counts of this peer, for Prometheus",
-        replies={200: RouteReply("", "Prometheus' text format", "text/plain")},
-        problem_codes={"unauthorized": "without `O`, unless a program of this machine asks by itself"},
+        ServerHandlers.metrics, "/metrics", "Show metrics of this peer",
+        replies={200: RouteReply("", "Text format of Prometheus", "text/plain")},
+        problem_codes={"unauthorized": "no operator's token, unless a program on the same machine calls without a proxy"},
     ),
     _own_route(
-        ServerHandlers.start, "/", "leads to a page for people",
-        replies={302: RouteReply("", "to the first page", "text/plain")},
+        ServerHandlers.start, "/", "Redirect to the first page",
+        replies={302: RouteReply("", "A redirection", "text/plain")},
     ),
-    _own_route(ServerHandlers.static, "/static/{name}", "its files", **_FILE),
-    _own_route(ServerHandlers.vendor, "/vendor/{name}", "its files", **_FILE),
+    _own_route(ServerHandlers.static, "/static/{name}", "Fetch a file of the pages", **_FILE),
+    _own_route(ServerHandlers.vendor, "/vendor/{name}", "Fetch a library of the pages", **_FILE),
 )  # fmt: skip

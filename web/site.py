@@ -115,7 +115,7 @@ class SiteHandlers:
     async def authorize(self, client: ClientClass, token: str) -> object:
         """Return the identity of the client with this token. Raises `HttpProblem` if no client of this class has it."""
         if client not in self._authorizers:
-            raise HttpProblem("unauthorized", f"this peer knows no {client.name}: no feature that runs here authorizes one")
+            raise HttpProblem("unauthorized", f"this peer has no {client.name}s: none of its features authorizes them")
         return self._authorizers[client](token)
 
     async def read_metrics(self) -> tuple[PrometheusMetric, ...]:

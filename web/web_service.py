@@ -40,13 +40,13 @@ class WebService:
 
             site = load_site(features)
         except ModuleNotFoundError as error:
-            self.desk.log_warning(f"web pages are not served: the package {error.name} is not installed; the extra `web` has it")
+            self.desk.log_warning(f"web pages are not served: the package {error.name} is not installed; install the extra `web`")
             return
 
         try:
             tls = self._tls()
         except (OSError, ValueError) as error:
-            self.desk.log_warning(f"web pages are not served: {error}; see the settings web_tls_cert and web_tls_key")
+            self.desk.log_warning(f"web pages are not served: {error}; check the settings web_tls_cert and web_tls_key")
             return
         listen = str(self.desk.get_setting("web_listen"))
         host, port = parse_address(listen)
@@ -80,9 +80,9 @@ class WebService:
             try:
                 bridge.tls = self._tls() or bridge.tls
             except (OSError, ValueError) as error:
-                self.desk.log_warning(f"the certificate stays as it was: {error}")
+                self.desk.log_warning(f"kept the old certificate: {error}")
             else:
-                self.desk.log_event(f"the certificate was read again from {self.desk.get_setting('web_tls_cert')}")
+                self.desk.log_event(f"reloaded the certificate from {self.desk.get_setting('web_tls_cert')}")
 
     def _tls(self) -> ssl.SSLContext | None:
         """Return the TLS context, or None without a certificate.
@@ -94,10 +94,10 @@ class WebService:
             return None
         for path in (certificate, key):
             if not Path(path).is_file():
-                raise ValueError(f"there is no file {path!r}")
+                raise ValueError(f"file {path!r} does not exist")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(certificate, key)
         except ssl.SSLError as error:
-            raise ValueError(f"{certificate} and {key} are no certificate and its key ({error.reason})") from None
+            raise ValueError(f"{certificate} and {key} are not a certificate and its private key ({error.reason})") from None
         return context

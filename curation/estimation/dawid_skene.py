@@ -73,7 +73,7 @@ class DawidSkene:
     def __init__(self, classes: int, tasks: int, annotators: int, votes: Ints, gold: Ints = NO_GOLD) -> None:
         assert classes >= 2 and tasks and annotators and votes.ndim == 2 and votes.shape[1] == 3
         self.classes, self.tasks, self.annotators = classes, tasks, annotators
-        self.votes = votes[np.lexsort((votes[:, 1], votes[:, 0]))]  # in order of tasks
+        self.votes = votes[np.lexsort((votes[:, 1], votes[:, 0]))]  # sorted by task
         self._task, annotator, self._said = self.votes.T.copy()
         self._by_task, self._by_annotator = GroupSums(self._task, tasks), GroupSums(annotator, annotators)
         self._annotator, self._turned = annotator, 0

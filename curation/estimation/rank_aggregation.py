@@ -38,7 +38,7 @@ def ranked_pairs_order(rankings: Sequence[Answer]) -> Answer:
     items = range(len(rankings[0]))
     margins = {(a, b): preference_margin(rankings, a, b) for a, b in combinations(items, 2)}
     won = [(-abs(more), a, b) if more >= 0 else (-abs(more), b, a) for (a, b), more in margins.items()]
-    beaten: list[set[int]] = [set() for _ in items]  # by each item, through others too
+    beaten: list[set[int]] = [set() for _ in items]  # items that each item beats, also through others
     for _, better, worse in sorted(won):
         if better in beaten[worse]:
             continue
@@ -64,7 +64,7 @@ def bradley_terry(games: Sequence[tuple[Item, Item, int]]) -> dict[Item, int]:
 
     `games`: first item, second item and answer of each pair. The order of the games does not matter.
     """
-    wins: Counter[Item] = Counter()  # in half wins
+    wins: Counter[Item] = Counter()  # counted in half wins
     met: Counter[tuple[Item, Item]] = Counter()
     for first, second, answer in games:
         if first == second or answer not in (FIRST, SECOND, TIE):

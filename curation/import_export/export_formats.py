@@ -134,7 +134,9 @@ def _tag(name: str, to: str, kind: str, value: Any, field: str = "") -> Line:
 def _preferences(asked: ProjectSpec, lines: Lines) -> Iterator[str]:
     """Yield a line for each pair, except pairs with the label "both bad" and pairs without their text."""
     if asked.kind is not QuestionKind.PAIR:
-        raise UserError(f"preferences come of pairs; this project asks for a {asked.kind}: export it as jsonl")
+        raise UserError(
+            f"preferences need a project of pairs, and this project has tasks of type {asked.kind}: export it as jsonl"
+        )
 
     def shown() -> Iterator[Line]:
         return (line for line in lines() if "text" in line and line["label"][0] in (FIRST, SECOND, TIE))

@@ -48,7 +48,7 @@ LABELS_PROOF: Final = "labels.proof"
 PAGES_PROOF: Final = "pages.proof"
 PROJECT_PROOF: Final = "project.proof"
 PAGES: Final = "pages"
-PROVEN_BYTES_MAX: Final = (1 + ASSIGNED_MAX) * (ROW_BYTES_MAX + 34 * 256)  # of a line: its task and the task's assignments
+PROVEN_BYTES_MAX: Final = (1 + ASSIGNED_MAX) * (ROW_BYTES_MAX + 34 * 256)  # bytes of a line's proofs, of all its rows
 
 
 R = TypeVar("R")
@@ -72,7 +72,7 @@ class LineProof:
 class VerifiedExport:
     """Content of a folder, proven to readers who trust the genesis of its chain."""
 
-    row: VerifiedRow  # of the project
+    row: VerifiedRow  # row of the project
     project: Project
     lines: int
     without_text: int
@@ -129,7 +129,7 @@ class LabelProofVerifier:
         self._read = read
         self.row = verify_row_proof_file(read(PROJECT_PROOF), (CurationModule(),), Ed25519Verifier())
         if self.row.table != "curation/projects" or not isinstance(self.row.record, Project):
-            raise _bad(f"{PROJECT_PROOF} shows {self.row.table}, and no project")
+            raise _bad(f"{PROJECT_PROOF} proves a row of {self.row.table}, not a project")
         self._project, self._key = self.row.record, self.row.key
 
     def verify_lines(self, lines: Iterable[str], proofs: Iterator[bytes]) -> VerifiedExport:
@@ -140,10 +140,10 @@ class LabelProofVerifier:
             where = f"{LABELS}:{count}"
             data = next(proofs, None)
             if data is None:
-                raise _bad(f"{where}: nothing proves this line")
+                raise _bad(f"{where}: this line has no proof")
             row, votes = self._rows(where, data)
             if row.number <= before:
-                raise _bad(f"{where}: task {row.number} stands behind task {before}")
+                raise _bad(f"{where}: task {row.number} follows task {before}: lines must be in ascending order")
             before = row.number
             text = next(
                 (
@@ -156,7 +156,7 @@ class LabelProofVerifier:
             _compare(where, line, label_record(self._project.spec, row, text, votes))
             without_text += text is None
         if count != self._project.settled:
-            raise _bad(f"{LABELS} has {count} lines, and the project has {self._project.settled} settled tasks")
+            raise _bad(f"{LABELS} has {count} lines, but the project has {self._project.settled} settled tasks")
         return VerifiedExport(self.row, self._project, count, without_text)
 
     def _pages(self) -> list[tuple[int, int, TaskPageBlob | None]]:
@@ -169,7 +169,7 @@ class LabelProofVerifier:
             row = self._proven(TaskPageRow, "pages", page_key(self._key, number), shown, where)
             data = self._read(f"{PAGES}/{number}")
             if data and hashlib.sha256(data).digest() != row.digest:
-                raise _bad(f"{PAGES}/{number} has other bytes than the page that was decided")
+                raise _bad(f"{PAGES}/{number} differs from the decided page")
             page = decode_page(data, self._project.spec.kind, row.root, row.count) if data else None
             found.append((row.first, row.first + row.count, page))
         return found
@@ -195,18 +195,18 @@ def _compare(where: str, line: str, decided: dict[str, Any]) -> None:
     try:
         said = json.loads(line)
     except ValueError:
-        raise _bad(f"{where}: this line is no JSON") from None
+        raise _bad(f"{where}: this line is not valid JSON") from None
     for name in decided if isinstance(said, dict) else ():
         if said.get(name) != decided[name]:
-            raise _bad(f"{where}: {name} is {said.get(name)!r} here, and {decided[name]!r} was decided")
-    raise _bad(f"{where}: this line is not written as an export writes it")
+            raise _bad(f"{where}: {name} is {said.get(name)!r}, but {decided[name]!r} was decided")
+    raise _bad(f"{where}: this line is not in the canonical form of an export")
 
 
 def _decoded(kind: type[R], data: bytes, bytes_max: int, where: str) -> R:
     try:
         return codec.decode(kind, data, bytes_max)
     except RemoteProtocolError as error:
-        raise _bad(f"{where}: what should prove it cannot be read: {error.detail or error}") from None
+        raise _bad(f"{where}: its proof cannot be read: {error.detail or error}") from None
 
 
 def iter_frames(stream: BinaryIO) -> Iterator[bytes]:
@@ -214,7 +214,7 @@ def iter_frames(stream: BinaryIO) -> Iterator[bytes]:
         size = int.from_bytes(head, "big")
         data = stream.read(size) if len(head) == 4 and size <= PROVEN_BYTES_MAX else b""
         if not data or len(data) < size:
-            raise _bad("a file of proofs ends inside of a proof")
+            raise _bad("a file of proofs ends within a proof")
         yield data
 
 
@@ -225,7 +225,7 @@ def _bad(detail: str) -> RemoteProtocolError:
 def verify_folder(directory: Path, chain_id: str) -> VerifiedExport:
     """Verify a folder. Raises `UserError` with the file, the line and the fault. `chain_id` is in hex; empty: any chain."""
     if chain_id and not re.fullmatch("[0-9a-fA-F]{64}", chain_id):
-        raise UserError(f"--chain-id {chain_id!r} is no chain id, which has 64 hexadecimal digits")
+        raise UserError(f"invalid --chain-id {chain_id!r}: a chain id has 64 hexadecimal digits")
 
     def read(name: str) -> bytes:
         path = directory / name
@@ -238,7 +238,9 @@ def verify_folder(directory: Path, chain_id: str) -> VerifiedExport:
         folder = LabelProofVerifier(read)
         found = folder.row.genesis.chain_id.hex()
         if chain_id and found != chain_id.lower():
-            raise UserError(f"{directory} proves nothing here: it is of the chain {found[:16]}…, --chain-id is {chain_id[:16]}…")
+            raise UserError(
+                f"{directory} belongs to another network: its chain id is {found[:16]}…, --chain-id is {chain_id[:16]}…"
+            )
         with (
             TextIOWrapper(open_regular(directory / LABELS), encoding="utf-8", newline="\n") as labels,
             open_regular(directory / LABELS_PROOF) as proofs,
@@ -246,10 +248,10 @@ def verify_folder(directory: Path, chain_id: str) -> VerifiedExport:
             return folder.verify_lines(labels, iter_frames(proofs))
     except OSError as error:
         raise UserError(
-            f"cannot read {error.filename}: {error.strerror}; `tasks export PROJECT --proofs` writes such a folder"
+            f"cannot read {error.filename}: {error.strerror}; `tasks export PROJECT --proofs -o FOLDER` writes such a folder"
         ) from None
     except UnicodeDecodeError:
-        raise UserError(f"{directory / LABELS} is no text in UTF-8") from None
+        raise UserError(f"{directory / LABELS} is not UTF-8 text") from None
     except RemoteProtocolError as error:
         raise UserError(f"{directory}: {error.detail or error}") from None
 
@@ -264,11 +266,11 @@ def verification_table(found: VerifiedExport, trusted: str) -> KeyValueTable:
             "network": f"{row.genesis.network}, chain id {row.genesis.chain_id.hex()}",
             "trust from": "the chain id that you gave"
             if trusted
-            else "the folder alone: compare the chain id, or say --chain-id",
+            else "the folder alone: compare the chain id, or give --chain-id",
             "state": f"after height {row.height}, root {header.state_root.hex()}",
             "certified": f"by block {header.height} of {at}, which {signed}",
             "project": f"{row.key.hex()} ({found.project.spec.name})",
-            "labels": f"{lines}, each as decided, with every vote; none is missing"
-            + (f"; {found.without_text} without its text" if found.without_text else ""),
+            "labels": f"{lines}, all as decided, with all votes, none missing"
+            + (f"; {found.without_text} without text" if found.without_text else ""),
         }
     )

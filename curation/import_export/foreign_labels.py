@@ -16,9 +16,9 @@ from features.text_tables import pluralize
 from protocol.errors import UserError
 
 Fields = dict[str, Any]
-EXPORTED_COLUMNS: Final = frozenset(("number", "text", "label", "votes", "agree", "height", "task"))  # of our CSV
+EXPORTED_COLUMNS: Final = frozenset(("number", "text", "label", "votes", "agree", "height", "task"))  # columns of our CSV
 _EXPORTED_LINE: Final = frozenset(("task", "number", "label", "label_text", "height", "votes"))
-_EXPORTED_DATA: Final = frozenset(("task", "number", "height", "items"))  # of a task for Label Studio
+_EXPORTED_DATA: Final = frozenset(("task", "number", "height", "items"))  # data of a task in exports for Label Studio
 _EVEN: Final = 0.5  # the `p` of a tie, and of a pair whose votes were equal
 _REFUSED: Final = ("reject", "ignore")  # values of Prodigy's `answer` that reject the label
 # The most likely first. Prodigy has `accept`, `answer` and `spans`, doccano `label` and `entities`, spaCy `cats`.
@@ -92,7 +92,7 @@ def _texts(said: Any, question: AnswerSchema) -> Any:
 def _of_preference(fields: Fields) -> Fields:
     label: Any = PAIR_ANSWERS[0]
     if fields.get("p") in (_EVEN, str(_EVEN)):
-        label = UnusableLabel("is a tie or was decided by the author: p is 0.5")
+        label = UnusableLabel("is a tie, or was decided by the author: p is 0.5")
     prompt = {"text": fields["prompt"]} if "prompt" in fields and "text" not in fields else {}
     return fields | prompt | {"items": [fields["chosen"], fields["rejected"]], "label": label}
 
@@ -158,7 +158,7 @@ def _of_result(value: Any, data: Fields, question: AnswerSchema, is_ours: bool) 
         case {"number": int() | float() as number}:
             return number
     kind = ", ".join(map(str, value)) if isinstance(value, dict) else value
-    return UnusableLabel(f"is no answer of a task here but {kind}")
+    return UnusableLabel(f"is of the type {kind}, which no task of this project takes")
 
 
 def _of_stars(stars: int, question: AnswerSchema, is_ours: bool) -> Any:
@@ -169,7 +169,7 @@ def _of_stars(stars: int, question: AnswerSchema, is_ours: bool) -> Any:
     if is_ours or str(stars) not in question.options or counted == str(stars):
         return counted
     by_text = f"the option {str(stars)!r} by its text"
-    return AmbiguousLabel(f"{stars} has 2 readings: {by_text}, or the option {counted!r} by the number of stars")
+    return AmbiguousLabel(f"{stars} is ambiguous: {by_text}, or the option {counted!r} by the number of stars")
 
 
 class ForeignLabels:
@@ -188,7 +188,7 @@ class ForeignLabels:
         if not self._gold_from or self._gold_from == "gold":
             return self.parse_label(where, "gold", said, items)
         if said not in EMPTY:
-            raise UserError(f"{where}: there is `gold` beside {self._gold_from!r}: only one of them can be the right answer")
+            raise UserError(f"{where}: both `gold` and {self._gold_from!r} are present: only one of them can be the gold")
         said = fields.get(self._gold_from)
         return None if said in EMPTY else self.parse_label(where, self._gold_from, said, items)
 
@@ -209,7 +209,9 @@ class ForeignLabels:
             if said in EMPTY:
                 continue
             if found is not None or name == "votes":
-                self.count_skipped(where, name, f"are beside {found[0]!r}" if found else "are no labels of this project")
+                self.count_skipped(
+                    where, name, f"the task already has {found[0]!r}" if found else "votes are not imported as labels"
+                )
             elif isinstance(said, UnusableLabel):
                 self.count_skipped(where, name, f"{name} {said}")
             else:
@@ -230,7 +232,7 @@ class ForeignLabels:
     def notes(self) -> list[str]:
         taken = [
             f"{pluralize(count, 'label')} of {name!r} became {'a suggestion' if count == 1 else 'suggestions'}; "
-            f"--gold-from {name} takes {'it as the right answer' if count == 1 else 'them as right answers'} instead"
+            f"--gold-from {name} imports {'it' if count == 1 else 'them'} as gold instead"
             for name, count in self.suggested.items()
         ]
         left = [
@@ -242,4 +244,4 @@ class ForeignLabels:
     def _way_out(self, name: str) -> str:
         if name not in self._fields or name == "votes":
             return ""
-        return f"; --gold-from {name} takes such labels as right answers, --columns suggestion={name} as suggestions"
+        return f"; --gold-from {name} imports such labels as gold, --columns suggestion={name} as suggestions"

@@ -21,7 +21,7 @@ from protocol import codec
 from protocol.errors import UserError
 from storage.foreign_text import ENDINGS, decode_text, describe_columns, open_csv
 
-SPARE_BYTES: Final = 64  # of an entry, in addition to its task
+SPARE_BYTES: Final = 64  # bytes of an entry in addition to its task
 MISFITS_MAX: Final = 20  # invalid lines that an error names; reading ends there
 TASKS_MAX: Final = PAGES_MAX * PAGE_TASKS_MAX
 NAMES: Final = ("text", "items", "suggestion", "gold")  # fields of a task
@@ -77,7 +77,7 @@ class FieldNameMap(NamedTuple):
             # A name as we write it has priority over other spellings, unless a person has given it.
             if theirs.count(name) != 1 or name in (*self.columns.values(), self.gold_from):
                 twice = ", ".join(repr(other) for other, one in zip(theirs, meant, strict=True) if one == name)
-                raise UserError(f"{where}: {meant.count(name)} fields are named {name!r}: {twice[:NAMES_SHOWN]}")
+                raise UserError(f"{where}: {meant.count(name)} fields mean {name!r}: {twice[:NAMES_SHOWN]}")
         return [other if one in theirs else one for other, one in zip(theirs, meant, strict=True)]
 
 
@@ -122,12 +122,12 @@ def parse_tasks(
     question, names = AnswerSchema(kind, tuple(options), many), FieldNameMap.from_columns(columns, gold_from)
     labels = ForeignLabels(question, names.gold_from, names.columns.values())
     tasks: list[TaskWithGold] = []
-    offered: list[tuple[str, str, tuple[int, ...]] | None] = []  # for each task: place, field and answer of a label
+    offered: list[tuple[str, str, tuple[int, ...]] | None] = []  # label of each task: its place, field and answer
     problems: list[str] = []
     seen, without_text = set[str](), 0
     for where, row in rows:
         if len(tasks) == tasks_max:
-            raise UserError(f"{name}: more than {tasks_max} tasks")
+            raise UserError(f"{name}: more than {tasks_max} tasks: split the file")
         try:
             if isinstance(row, UserError):
                 raise row
@@ -151,9 +151,9 @@ def parse_tasks(
     if names.gold_from and tasks and names.gold_from not in seen:
         raise UserError(f"{name}: there is no {gold_from!r}; it has {', '.join(sorted(seen))[:NAMES_SHOWN]}")
     if not tasks:
-        raise UserError(f"{name}: there is no task in it")
+        raise UserError(f"{name}: the file has no tasks")
     tasks = _with_suggestions(tasks, offered, labels)
-    gone = f"{pluralize(without_text, 'line')} left out: the text is redacted, or was not at the peer that exported it"
+    gone = f"{pluralize(without_text, 'line')} left out: the text is redacted, or was missing at the exporting peer"
     return ParsedTasks(tasks, (*labels.notes, *([gone] if without_text else ())))
 
 
@@ -167,7 +167,7 @@ def _with_suggestions(
         if label is not None:
             where, name, answer = label
             if has_gold:
-                labels.count_skipped(where, name, "suggestions beside gold could give it away")
+                labels.count_skipped(where, name, "suggestions beside gold could reveal it")
             elif given.task.suggestion is not None:
                 labels.count_skipped(where, name, "are beside 'suggestion'")
             else:
@@ -207,14 +207,14 @@ def _csv(name: str, text: str, known: FieldNameMap) -> Iterator[tuple[str, Row]]
     names = known.to_our_names(f"{name}:1", theirs)
     if not known.columns and not {"text", ITEMS[0]} & set(names) and not {"chosen", "rejected"} <= set(names):
         raise UserError(
-            f"{name}:1: no column is called `text`, or `item1`, `item2` and so on; {describe_columns(theirs)}; "
+            f"{name}:1: no column is named `text`, or `item1`, `item2` and so on; {describe_columns(theirs)}; "
             "`--columns text=NAME` names the column of the texts"
         )
     _require(f"{name}:1", names, known.columns)
     for line, cells in rows:
         where = f"{name}:{line}"
         if len(cells) < len(names) or any(cells[len(names) :]):
-            yield where, UserError(f"{where}: this line has other columns than the first one names")
+            yield where, UserError(f"{where}: this line does not have the columns of the first line")
             continue
         found: Fields = dict(zip(names, cells, strict=False))
         yield where, found | {part: None for part in ("suggestion", "gold") if found.get(part) == ""}
@@ -225,11 +225,11 @@ def _json(name: str, text: str) -> Iterator[tuple[str, Row]]:
         try:
             found = _from_json(text)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{name}: no JSON: {error}") from None
+            raise UserError(f"{name}: invalid JSON: {error}") from None
         for number, row in enumerate(found, 1):
             where = f"{name}: task {number}"
             is_task = isinstance(row, dict) and isinstance(row.get("data", row), dict)
-            yield where, row if is_task else UserError(f"{where} is no JSON object with `data`")
+            yield where, row if is_task else UserError(f"{where} must be a JSON object with `data`")
         return
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
@@ -237,9 +237,12 @@ def _json(name: str, text: str) -> Iterator[tuple[str, Row]]:
             try:
                 row = _from_json(line)
             except (ValueError, RecursionError) as error:
-                yield where, UserError(f"{where}: no JSON: {error}")
+                yield where, UserError(f"{where}: invalid JSON: {error}")
                 continue
-            yield where, row if isinstance(row, dict) else UserError(f'{where}: a task is a JSON object, such as {{"text": "…"}}')
+            yield (
+                where,
+                row if isinstance(row, dict) else UserError(f'{where}: a task must be a JSON object, such as {{"text": "…"}}'),
+            )
 
 
 def _from_json(text: str) -> Any:
@@ -247,14 +250,14 @@ def _from_json(text: str) -> Any:
 
 
 def _refuse_constant(constant: str) -> Any:
-    raise ValueError(f"{constant} is no value of JSON; write null for a value that is missing")
+    raise ValueError(f"{constant} is not valid in JSON: write null for a missing value")
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> Fields:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)[:SHOWN]!r} is there twice")
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)[:SHOWN]!r} is present twice")
     return found
 
 
@@ -262,14 +265,14 @@ def _asked(where: str, row: Fields, kind: QuestionKind) -> tuple[str, tuple[str,
     """Return the text and the items of a task. Raises `UserError` if the row is no task of this kind."""
     text, items = row.get("text", ""), row.get("items", [])
     if not isinstance(text, str) or not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-        raise UserError(f"{where}: `text` is text, `items` a list of texts")
+        raise UserError(f"{where}: `text` must be a text, and `items` a list of texts")
     if any(map(_SURROGATE.search, (text, *items))):
-        raise UserError(f"{where}: half of a character, which is no text")
+        raise UserError(f"{where}: the text has half a surrogate pair, which is no character")
     if any(len(part) > TEXT_CHARACTERS_MAX for part in (text, *items)):
-        raise UserError(f"{where}: a text has at most {TEXT_CHARACTERS_MAX} characters")
+        raise UserError(f"{where}: a text is longer than {TEXT_CHARACTERS_MAX} characters")
     problem = items_problem(kind, len(items)) or ("" if items or text.strip() else "the text is empty")
     if problem:
-        unknown = "".join(f"; {name[:SHOWN]!r} is none of {', '.join(NAMES)}" for name in sorted(row.keys() - set(NAMES))[:1])
+        unknown = "".join(f"; {name[:SHOWN]!r} is not one of {', '.join(NAMES)}" for name in sorted(row.keys() - set(NAMES))[:1])
         raise UserError(f"{where}: {problem}{unknown}")
     return text, tuple(items)
 

@@ -123,12 +123,12 @@ ANNOTATOR_ROLE: Final = "annotator"  # the ledger role of a serving peer
 DRAWS_FOR_COST: Final = 3  # draws that cost as much as a signature check
 LOOKS_FOR_COST: Final = 6  # begun tasks that a draw tries at the same cost
 ANSWERS_FOR_COST: Final = 4  # gold answers at the same cost, each with a proof of eight hashes
-OPENING_COST: Final = 4  # in signature checks: the last opening of a task computes its label and its annotators' skills
+OPENING_COST: Final = 4  # signature checks; the last opening of a task computes its label and its annotators' skills
 CHANGES_MAX: Final = 16  # cached changes of one height: each serving peer may have a pending batch
 
 
 COST_OF_STATEMENT_MAX: Final = max(1 + -(-LEASES_MAX // DRAWS_FOR_COST), OPENING_COST)
-COST_OF_LOOKS: Final = -(-DRAW_LOOKS_MAX // LOOKS_FOR_COST)  # of a batch with leases; the cost of a draw includes LOOKS_FOR_DRAW
+COST_OF_LOOKS: Final = -(-DRAW_LOOKS_MAX // LOOKS_FOR_COST)  # cost per batch with leases; a draw's cost includes LOOKS_FOR_DRAW
 assert 1 + BATCH_MAX * COST_OF_STATEMENT_MAX + COST_OF_LOOKS <= COST_PER_BLOCK_MAX, "any batch fits into a block"
 
 
@@ -249,7 +249,7 @@ class CurationModule(Module[CurationState]):
         rows: dict[bytes, PeerAnnotators | None] = {}
         for old, share in state.shares.items():
             if (new := current(old)) != old:
-                other = rows.get(new) or state.shares.get_record(new) or PeerAnnotators(0)  # of enrolments in the same block
+                other = rows.get(new) or state.shares.get_record(new) or PeerAnnotators(0)  # enrolments in the same block
                 rows |= {old: None, new: PeerAnnotators(other.annotators + share.annotators)}
         return replace(state, shares=state.shares.with_rows(rows)) if rows else state
 
@@ -265,10 +265,10 @@ class CurationModule(Module[CurationState]):
     def _batch(self, work: CurationChanges, said: DecodedTransaction, members: MembersState, context: BlockContext) -> None:
         batch, peer = said.content, said.author
         if ANNOTATOR_ROLE not in members.members[peer].roles:
-            raise Refused(f"only members with the role {ANNOTATOR_ROLE!r} carry what annotators say")
+            raise Refused(f"only members with the role {ANNOTATOR_ROLE!r} may submit statements of annotators")
         if batch.size > BATCH_MAX:
-            raise Refused(f"{batch.size} statements, at most {BATCH_MAX} go into a batch")
-        if work.state.expired_height != context.height:  # once for each block
+            raise Refused(f"the batch has {batch.size} statements, more than {BATCH_MAX}")
+        if work.state.expired_height != context.height:  # runs once per block
             work.changed_fields |= {"expired_height": context.height, "serving_count": len(serving_peers(members))}
             _expire(work, context.time_ms, members)
             if work.closing:
@@ -294,14 +294,14 @@ class CurationModule(Module[CurationState]):
         share = work.shares.get_record(peer) or PeerAnnotators(0)
         places = ANNOTATORS_MAX // max(1, work.changed_fields.get("serving_count", work.state.serving_count))
         if work.annotators.get_record(wish.annotator) is not None:
-            raise InapplicableStatement("enrolled already")
+            raise InapplicableStatement("already enrolled")
         if name_problem(wish.name):
-            raise InapplicableStatement("a name that a screen does not show as it is")
+            raise InapplicableStatement("the name has characters that a screen may not show")
         if (
             share.annotators >= places
             or work.changed_fields.get("annotators_count", work.state.annotators_count) >= ANNOTATORS_MAX
         ):
-            raise InapplicableStatement("this peer's places are taken")
+            raise InapplicableStatement("this peer cannot enrol more annotators")
         work.annotators[wish.annotator] = Annotator(wish.name, peer, wish.custodial, context.height)
         work.shares[peer] = PeerAnnotators(share.annotators + 1)
         work.add_to_field("annotators_count")
@@ -316,9 +316,9 @@ class CurationModule(Module[CurationState]):
         if person is None:
             raise InapplicableStatement("not enrolled")
         if not context.time_ms <= wish.expires_ms <= context.time_ms + SESSION_MS_MAX:
-            raise InapplicableStatement("the session is over, or longer than a session may be")
+            raise InapplicableStatement("the session has expired, or is longer than allowed")
         if wish.annotator in wished:
-            raise InapplicableStatement("a batch has one wish of an annotator")
+            raise InapplicableStatement("the batch has another lease request of this annotator")
         wished.add(wish.annotator)
         for _ in range(min(wish.count, LEASES_MAX - len(person.leases))):
             if not work.lease_task(peer, context.time_ms + LEASE_MS, wish):
@@ -327,20 +327,20 @@ class CurationModule(Module[CurationState]):
     def _commit(self, work: CurationChanges, commit: AnswerCommitment, peer: bytes, context: BlockContext) -> None:
         row = work.assignments.get_record(commit.assignment)
         if row is None:
-            raise InapplicableStatement("no such assignment")
+            raise InapplicableStatement("unknown assignment")
         if work.annotators.get_record(row.annotator) is None:
-            raise InapplicableStatement("the annotator lost its place, since it never answered")
+            raise InapplicableStatement("the annotator is not enrolled any more, since it never answered")
         if row.annotator != commit.annotator:
-            raise InapplicableStatement("the assignment is another annotator's")
+            raise InapplicableStatement("the assignment belongs to another annotator")
         task = task_id(row.project, row.number)
         now = work.tasks[task]
         is_over = row.state in (AssignmentState.EXPIRED, AssignmentState.RELEASED)
         if row.state is not AssignmentState.LEASED and not is_over:
             raise InapplicableStatement(f"the assignment is {row.state.value}")
         if now.stage is not TaskStage.BEGUN:
-            raise InapplicableStatement("the task takes no more votes")
+            raise InapplicableStatement("the task needs no more answers")
         if is_over and now.places_taken == now.votes_asked:
-            raise InapplicableStatement("the lease is over, and somebody has its place")
+            raise InapplicableStatement("the lease has expired, and another annotator has the task")
         project = work.projects[row.project]
         if project.phase is ProjectPhase.CLOSED:
             raise InapplicableStatement("the project is closed")
@@ -392,7 +392,7 @@ def _unenrol(work: CurationChanges, annotator: bytes, members: MembersState) -> 
     work.annotators.delete_row(annotator)
     work.add_to_field("annotators_count", -1)
     peer = person.peer
-    while (share := work.shares.get_record(peer)) is None:  # at the end of the block, the row moves to the peer's new key
+    while (share := work.shares.get_record(peer)) is None:  # The row moves to the peer's new key at the end of the block.
         successor = members.members[peer].successor
         assert successor is not None, "the peer has a row with this place"
         peer = successor
@@ -414,18 +414,18 @@ def _ask_for_openings(work: CurationChanges, task: bytes, now_ms: int) -> None:
 def _open(work: CurationChanges, opening: AnswerOpening, peer: bytes, context: BlockContext) -> None:
     row = work.assignments.get_record(opening.assignment)
     if row is None or row.state is not AssignmentState.COMMITTED:
-        raise InapplicableStatement("nothing is committed that this could open")
+        raise InapplicableStatement("no committed answer waits for this opening")
     task = task_id(row.project, row.number)
     now, asked = work.tasks[task], work.projects[row.project].spec
     if now.stage is not TaskStage.OPENING:
-        raise InapplicableStatement("votes are missing that were asked for")
+        raise InapplicableStatement("not all requested answers are committed")
     if is_closed_for_votes(work, row.project, context.time_ms):
         raise InapplicableStatement("the project is closed")
     answer = tuple(opening.answer)
     if answer_commitment(opening.assignment, opening.salt, answer) != row.commitment:
         raise InapplicableStatement("the annotator committed to another answer")
     if answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer):
-        raise InapplicableStatement("no answer to such a task")
+        raise InapplicableStatement("not a valid answer to this task")
     work.assignments[opening.assignment] = replace(row, state=AssignmentState.OPENED, answer=answer, seals=())
     work.tasks[task] = now = replace(now, opened=now.opened + 1)
     if now.opened == now.votes_asked:
@@ -503,9 +503,9 @@ def project_alpha(state: CurationState, project: bytes) -> Fraction | None:
 def _leased_by(work: CurationChanges, assignment: bytes, peer: bytes, members: MembersState) -> Assignment:
     row = work.assignments.get_record(assignment)
     if row is None or row.state is not AssignmentState.LEASED:
-        raise InapplicableStatement("nobody has that lease")
+        raise InapplicableStatement("unknown lease")
     if members.current_key(row.peer) != peer:
-        raise InapplicableStatement("another peer took that lease")
+        raise InapplicableStatement("another peer took this lease")
     return row
 
 
@@ -535,11 +535,11 @@ def _found(work: CurationChanges, said: DecodedTransaction, members: MembersStat
         sum(members.current_key(work.projects[key].author) == said.author for key in keys) for keys in (work.open, work.closing)
     )
     if open_count >= PROJECTS_OPEN_MAX:
-        raise Refused(f"{PROJECTS_OPEN_MAX} projects of this member are open: close one")
+        raise Refused(f"{PROJECTS_OPEN_MAX} projects of this member are open, the maximum: close one first")
     if open_count + closing_count >= PROJECTS_UNFINISHED_MAX:  # a member that creates and closes projects must not fill the queue
-        raise Refused(f"{PROJECTS_UNFINISHED_MAX} projects of this member are open or being closed: a close takes a minute")
+        raise Refused(f"{PROJECTS_UNFINISHED_MAX} projects of this member are open or closing, the maximum: wait a minute")
     if len(work.open) + len(work.closing) >= PROJECTS_MAX:
-        raise Refused(f"{PROJECTS_MAX} projects are open or being closed in this network")
+        raise Refused(f"{PROJECTS_MAX} projects are open or closing in this network, the maximum: wait until one is closed")
     key = project_id(said.author, said.transaction.nonce)
     work.projects[key] = Project(said.author, asked, ProjectPhase.OPEN)
     work.changed_fields["open"] = (*work.open, key)
@@ -548,9 +548,9 @@ def _found(work: CurationChanges, said: DecodedTransaction, members: MembersStat
 def _own(work: CurationChanges, said: DecodedTransaction, members: MembersState, key: bytes) -> Project:
     project = work.projects.get_record(key)
     if project is None:
-        raise Refused("there is no such project")
+        raise Refused("unknown project")
     if members.current_key(project.author) != said.author:
-        raise Refused("it is another member's project, and its author alone does this")
+        raise Refused("this project belongs to another member: only its author may change it")
     return project
 
 
@@ -584,19 +584,19 @@ def _say_gold(work: CurationChanges, said: DecodedTransaction, members: MembersS
     content: RevealGold = said.content
     project, page = _own(work, said, members, content.project), work.pages.get_record(page_key(content.project, content.page))
     if page is None or page.gold is None:
-        raise Refused("there is no such page, or it has no gold")
+        raise Refused("unknown page, or it has no gold")
     if is_closed_for_votes(work, content.project, now_ms):
-        raise Refused("the project's close has begun")
+        raise Refused("the project is already being closed")
     asked = project.spec
     for gold in content.answers:
         number, answer = page.first + gold.index, tuple(gold.answer)
         task = task_id(content.project, number)
         if work.golds.get_record(task) is not None:
-            raise Refused(f"the right answer of task {number} is said already")
+            raise Refused(f"the gold of task {number} is already revealed")
         if not merkle.verify_merkle_proof(gold_leaf(gold.salt, answer), gold.index, page.count, gold.proof, page.gold):
-            raise Refused(f"that was not the right answer of task {number} when its page was added")
+            raise Refused(f"this is not the gold that was committed for task {number}")
         if problem := answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer):
-            raise Refused(f"{list(answer)} is no answer: {problem}")
+            raise Refused(f"{list(answer)} is not a valid answer: {problem}")
         work.golds[task] = GoldRow(answer)
     work.projects[content.project] = replace(project, golds=project.golds + len(content.answers))
 
@@ -605,9 +605,9 @@ def _move(work: CurationChanges, said: DecodedTransaction, members: MembersState
     move = said.content
     project = _own(work, said, members, move.project)
     if project.phase is ProjectPhase.CLOSED:
-        raise Refused("the project is closed for ever")
+        raise Refused("the project is closed permanently")
     if project.phase is move.phase:
-        raise Refused(f"the project is {project.phase.value} already")
+        raise Refused(f"the project is already {project.phase.value}")
     if move.phase is ProjectPhase.CLOSED:
         _close(work, move.project, now_ms)
     else:
@@ -625,9 +625,9 @@ def _stop(work: CurationChanges, said: DecodedTransaction, members: MembersState
     """Record a voter's vote to stop a project. A quorum of present voters closes it, as with jobs."""
     project = work.projects.get_record(key)
     if project is None or project.phase is ProjectPhase.CLOSED:
-        raise Refused("no such project is open or paused")
+        raise Refused("unknown project, or it is closed already")
     if said.author not in members.voters:
-        raise Refused("only a voter can stop a project; its author closes it")
+        raise Refused("only voters can vote to stop a project: its author closes it")
     stops = tuple(sorted({*project.stop_requests, said.author} & set(members.voters)))
     work.projects[key] = replace(project, stop_requests=stops)
     if len(stops) >= VoterSet(members.voters).quorum:
@@ -637,13 +637,13 @@ def _stop(work: CurationChanges, said: DecodedTransaction, members: MembersState
 def _review(work: CurationChanges, said: DecodedTransaction, members: MembersState, context: BlockContext) -> None:
     task = work.tasks.get_record(said.content.task)
     if task is None or task.stage is not TaskStage.REVIEW:
-        raise Refused("no such task waits for its author")
+        raise Refused("this task does not wait for its author")
     project = _own(work, said, members, task.project)
     if is_closed_for_votes(work, task.project, context.time_ms):
         raise Refused("the project is closed")
     asked, label = project.spec, tuple(said.content.label)
     if problem := answer_problem(asked.kind, len(asked.options), asked.many, asked.items, label):
-        raise Refused(f"{list(label)} is no answer: {problem}")
+        raise Refused(f"{list(label)} is not a valid answer: {problem}")
     work.projects[task.project] = replace(project, review=project.review - 1)
     _settle(work, said.content.task, asked, label, context)
     work.tasks[said.content.task] = replace(work.tasks[said.content.task], is_reviewed=True)

@@ -73,8 +73,8 @@ class ProjectSpec:
     kind: QuestionKind
     options: Options
     many: bool
-    items: Annotated[int, Between(0, RANKED_MAX)]  # of each task: 2 for a pair, 3 to 9 for a ranking, 0 for others
-    guidelines: Digest | None  # of a blob with text in UTF-8, at most GUIDELINES_BYTES_MAX
+    items: Annotated[int, Between(0, RANKED_MAX)]  # items per task: 2 for a pair, 3 to 9 for a ranking, 0 for others
+    guidelines: Digest | None  # digest of a blob with UTF-8 text, at most GUIDELINES_BYTES_MAX
     votes: Votes  # maximum for a task; if it is above 1, a task has at least two
     price: Price  # points for each settled task
     suggests_first: bool  # a suggestion is shown with the task, not after the answer
@@ -105,7 +105,7 @@ class Project:
 
 @dataclass(frozen=True, slots=True)
 class TaskPageRow:
-    digest: Digest  # of the blob
+    digest: Digest  # digest of the blob
     bytes: Annotated[int, Between(1, PAGE_BYTES_MAX)]
     root: Digest  # Merkle root over the tasks
     first: Count  # number of its first task
@@ -117,7 +117,7 @@ class TaskStage(enum.StrEnum):
     BEGUN = "begun"  # votes are missing
     OPENING = "opening"  # all requested votes are committed
     SETTLED = "settled"
-    REVIEW = "review"  # its author decides
+    REVIEW = "review"  # The author decides the label.
     REDACTED = "redacted"  # no annotator gets it; a task that was settled before stays settled
 
 
@@ -134,10 +134,10 @@ class TaskRow:
     index_slot: Count | None  # place in the list of begun tasks with a free place
     annotators: Annotated[tuple[Key, ...], Length(0, ASSIGNED_MAX)]  # all that ever had it, in order
     label: Choices | None = None
-    height: Count = 0  # of the block that settled it
+    height: Count = 0  # height of the block that settled the task
     time_ms: Count = 0  # the network's time then: that of the block before
     is_reviewed: bool = False  # the author set the label, and no estimate changes it
-    is_redacted: bool = False  # its text is deleted
+    is_redacted: bool = False  # The text is deleted.
 
 
 class AssignmentState(enum.StrEnum):
@@ -154,18 +154,18 @@ class AssignmentState(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class Assignment:
     project: Digest
-    number: Count  # of the task
+    number: Count  # number of the task
     annotator: Key
     peer: Key  # the peer that took the lease, and later the one that carried the commitment
-    deadline_ms: Count  # of the lease, and later of the opening
+    deadline_ms: Count  # deadline of the lease, and later of the opening
     state: AssignmentState
     commitment: Digest | None = None
     answer: Choices | None = None
-    height: Count = 0  # of the block that committed it
+    height: Count = 0  # height of the block that committed the answer
     time_ms: Count = 0  # the network's time then: that of the block before
     is_blind: bool = False  # committed before any answer to the task could be seen
-    seals: Seals = ()  # of the commitment, until it is opened or forfeited
-    reason: Annotated[str, Length(0, REASON_CHARACTERS_MAX)] = ""  # of a skip
+    seals: Seals = ()  # seals of the commitment, until it is opened or forfeited
+    reason: Annotated[str, Length(0, REASON_CHARACTERS_MAX)] = ""  # reason of a skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class AnnotatorSkill:
     """
 
     counts: Annotated[tuple[Count, ...], Length(0, OPTIONS_MAX * OPTIONS_MAX)]
-    weight: Count = 0  # of its answers at the project's close, in units of 1/WEIGHT_ONE, see `reputation`
+    weight: Count = 0  # weight of answers at the project's close, in units of 1/WEIGHT_ONE (`reputation`)
 
 
 class CloseStep(enum.StrEnum):
@@ -204,7 +204,7 @@ class ProjectCloseProgress:
 
     start_ms: Count  # start of the close, after which no vote is opened
     step: CloseStep = CloseStep.READING
-    next_number: Count = 0  # of that step: the first task, iteration or annotator that is not done
+    next_number: Count = 0  # first task, iteration or annotator of the step that is not done
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +225,9 @@ class Redaction:
 
     project: Digest
     page: Annotated[int, Between(0, PAGES_MAX - 1)]
-    index: Annotated[int, Between(0, PAGE_TASKS_MAX - 1)]  # of the entry
-    old: Digest  # of the page before
-    digest: Digest  # of the page after
+    index: Annotated[int, Between(0, PAGE_TASKS_MAX - 1)]  # index of the entry
+    old: Digest  # digest of the page before the redaction
+    digest: Digest  # digest of the page after the redaction
     bytes: Annotated[int, Between(1, PAGE_BYTES_MAX)]
 
 

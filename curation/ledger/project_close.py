@@ -35,7 +35,7 @@ from curation.tasks.task_pages import assignment_id, task_id
 
 ROWS_OF_TASK: Final = 4  # a task and its votes, on average
 ITERATIONS: Final = dawid_skene.ITERATIONS + reputation.ITERATIONS
-RANKING_ITEM_BITS: Final = 4  # of an item's number in the code of a ranking
+RANKING_ITEM_BITS: Final = 4  # bits of an item's number in the code of a ranking
 
 
 class ProjectCloser:

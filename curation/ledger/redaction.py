@@ -23,15 +23,15 @@ def apply_redaction(work: CurationChanges, said: DecodedTransaction, members: Me
     wish: Redaction = said.content
     page, project = work.pages.get_record(page_key(wish.project, wish.page)), work.projects.get_record(wish.project)
     if project is None or page is None or wish.index >= page.count:
-        raise Refused("there is no such task")
+        raise Refused("unknown task")
     if page.digest != wish.old:
-        raise Refused("that page has changed meanwhile: say it again")
+        raise Refused("the page has changed meanwhile: redact the task again")
     task = work.tasks.get_record(task_id(wish.project, page.first + wish.index))
     if task is not None and task.is_redacted:
-        raise Refused("the task is redacted already")
+        raise Refused("the task is already redacted")
     if members.current_key(project.author) != said.author:
         if said.author not in members.voters:
-            raise Refused("only the project's author or a voter can redact its tasks")
+            raise Refused("only the project's author and voters may redact its tasks")
         work.wishes[said.author] = wish
         alike = [voter for voter in members.voters if work.wishes.get_record(voter) == wish]
         if len(alike) <= VoterSet(members.voters).faults_tolerated:

@@ -81,14 +81,14 @@ class AddTaskPage:
     bytes: Annotated[int, Between(1, PAGE_BYTES_MAX)]
     root: Digest
     count: Annotated[int, Between(1, PAGE_TASKS_MAX)]
-    gold: Digest | None = None  # as in `curation_state.TaskPageRow`
+    gold: Digest | None = None  # see `curation_state.TaskPageRow`
 
 
 @dataclass(frozen=True, slots=True)
 class GoldAnswerProof:
     """Right answer of a task, with a proof that its leaf is under the page's root of gold."""
 
-    index: Annotated[int, Between(0, PAGE_TASKS_MAX - 1)]  # of the task in its page
+    index: Annotated[int, Between(0, PAGE_TASKS_MAX - 1)]  # index of the task in its page
     answer: Choices
     salt: Salt
     proof: Annotated[tuple[Digest, ...], Length(0, PROOF_DIGESTS_MAX)]
@@ -131,7 +131,7 @@ class EnrolmentEntry:
     annotator: Key
     name: Pseudonym
     custodial: bool
-    signature: SignatureBytes  # by the annotator, over `EnrolStatement` with the batch's author as the peer
+    signature: SignatureBytes  # the annotator's, over `EnrolStatement` with the batch's author as the peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class LeaseRequest:
     annotator: Key
     nonce: Nonce
     expires_ms: Count
-    # by the annotator, over `SessionStatement` with the batch's author as the peer
+    # the annotator's signature over `SessionStatement` with the batch's author as the peer
     signature: SignatureBytes
     count: Annotated[int, Between(1, LEASES_MAX)]
     excluded_projects: Annotated[tuple[Digest, ...], Length(0, EXCLUDED_PROJECTS_MAX)] = ()
@@ -153,7 +153,7 @@ class AnswerCommitment:
     assignment: Digest
     annotator: Key  # owner of the assignment; with it, the signature can be verified without the state
     commitment: Digest
-    signature: SignatureBytes  # by the annotator, over `AnnotationStatement`
+    signature: SignatureBytes  # the annotator's, over `AnnotationStatement`
     seals: Seals = ()  # the answer, sealed for each of `seal_recipients`; no decision depends on their content
 
 

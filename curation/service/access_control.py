@@ -22,18 +22,18 @@ from protocol.errors import UserError
 from web.calls import HttpProblem
 from web.routes import ClientClass
 
-ANNOTATOR: Final = ClientClass("annotator", "folkmoot", "T", "session")
+ANNOTATOR: Final = ClientClass("annotator", "folkmoot", "session")
 TOKEN_BYTES: Final = 24
 INVITATION_BYTES: Final = 12
 OPERATOR_TOKEN_MS: Final = 86_400_000  # lifetime of a token
-SESSIONS_MAX: Final = 32  # of one token; then the oldest ends
-OPERATOR_ID_DIGITS: Final = 8  # of the hash of a token: they name the operator, and give no access
+SESSIONS_MAX: Final = 32  # sessions per token; then the oldest ends
+OPERATOR_ID_DIGITS: Final = 8  # digits of a token's hash: they name the operator, and give no access
 NO_INVITATION_NEEDED: Final = (
-    "nobody needs an invitation here: sign_up is open; a peer that runs with `--sign-up invited` asks for one"
+    "this peer needs no invitations, since its setting sign_up is open: run it with `--sign-up invited` to require them"
 )
 T = TypeVar("T")
 DECISION_WAIT_SECONDS: Final = 10.0  # longest wait of a call for a decision
-ENTRIES_MAX: Final = 10_000  # of the log; then the oldest is deleted
+ENTRIES_MAX: Final = 10_000  # entries of the log; then the oldest is deleted
 STRANGER: Final = "nobody"  # the log's name for clients that sign in without a valid token
 ABOUT_CHARACTERS_MAX: Final = 200
 
@@ -135,9 +135,9 @@ class Operators(ServiceDatabase):
         if operator := self._doors.find_operator(token):
             return operator
         if self._annotates(token):
-            raise HttpProblem("forbidden", "this token is an annotator's: `peer web token` prints one for operators")
+            raise HttpProblem("forbidden", "this is an annotator's token: operators get theirs from `peer web token`")
         raise HttpProblem(
-            "unauthorized", "no operator has this token: it is over, or not all of it is here; `peer web token` prints one"
+            "unauthorized", "unknown token: it has expired, was revoked or is incomplete; `peer web token` prints a new one"
         )
 
     async def log_stranger(self) -> None:
@@ -147,7 +147,7 @@ class Operators(ServiceDatabase):
     def _note_stranger(self) -> None:
         with self._strangers:  # sign-ins at the same time, each in a thread, make one entry
             if [entry["operator"] for entry in self.list_entries(0, 1)] != [STRANGER]:
-                self._note(STRANGER, "sign in", "one or more, by no operator's token", "unauthorized")
+                self._note(STRANGER, "sign in", "one or more attempts with an invalid token", "unauthorized")
 
     @asynccontextmanager
     async def log_action(self, operator: str, action: str, about: str) -> AsyncIterator[None]:
@@ -182,4 +182,4 @@ async def wait_for_decision(work: Awaitable[T]) -> T:
             return await work
     except UserError as error:
         raise HttpProblem("refused", str(error)) from None
-    raise HttpProblem("no-quorum", "the network has not decided it yet, and may still: look again", 10)
+    raise HttpProblem("no-quorum", "not decided yet, but it may still be decided: check again in 10 s", 10)

@@ -58,7 +58,7 @@ class CurationRpcHandler(CurationRpc):
 
     def _require_run(self) -> None:
         if not runs_curation(self.peer.state):
-            raise UserError("this network does not run the module curation: `upgrade curation 1`, said by a quorum, brings it")
+            raise UserError("this network does not run the module curation: a quorum of voters must run `upgrade curation 1`")
 
     @property
     def _founding(self) -> ProjectAuthor:
@@ -84,7 +84,7 @@ class CurationRpcHandler(CurationRpc):
             return await self._import(founding, key, file, request)
         kind = QuestionKind(request.kind)
         if problem := options_problem(kind, request.options, request.many):
-            raise UserError(f"{problem}: name them with --options A,B")
+            raise UserError(f"{problem}: give them with --options A,B")
         file = await _tasks(request, data, kind, request.options, request.many)
         asked = ProjectSpec(
             name=(request.name or path.stem)[: 2 * NAME_CHARACTERS_MAX],
@@ -128,8 +128,8 @@ class CurationRpcHandler(CurationRpc):
         if after.phase is ProjectPhase.CLOSED:
             return f"project {after.spec.name!r} is closed"
         quorum = VoterSet(self.peer.state.members.voters).quorum
-        want = f"{len(after.stop_requests)} of the {quorum} voters needed want project {after.spec.name!r} to be closed"
-        return f"{want}; the others have to say the same"
+        want = f"{len(after.stop_requests)} of the {quorum} voters needed have voted to close project {after.spec.name!r}"
+        return f"{want}; run this command at the others, too"
 
     async def tasks_in_review(self, project: str) -> tuple[TaskInReviewView, ...]:
         key, row = self._find(project)
@@ -161,7 +161,7 @@ class CurationRpcHandler(CurationRpc):
         assert answer is not None
         found = self._state.tasks.get_record(task_id(project, number))
         if found is None or found.stage is not TaskStage.REVIEW:
-            raise UserError(f"task {number} does not wait for its author: `tasks review {asked.name}` lists those that do")
+            raise UserError(f"task {number} does not wait for its author: `tasks review {asked.name}` lists the tasks that do")
         await self.peer.submit_transaction("curation/review-task", ReviewTask(task_id(project, number), answer))
         return f"task {number} of {asked.name!r}: {_named(asked, answer)}"
 
@@ -176,12 +176,12 @@ class CurationRpcHandler(CurationRpc):
             key, row = self._find(text)
             if number >= row.tasks:
                 raise UserError(
-                    f"project {row.spec.name!r} has {pluralize(row.tasks, 'task')}, from 0 on: there is no number {number}"
+                    f"project {row.spec.name!r} has {pluralize(row.tasks, 'task')}, numbered from 0; {number} is not one of them"
                 )
             return key, number
         found = self._state.tasks.get_record(bytes.fromhex(text)) if re.fullmatch("[0-9a-f]{64}", text) else None
         if found is None:
-            raise UserError(f"{text!r} is no task that anybody had: name it by its project and number, or by its id of 64 digits")
+            raise UserError(f"{text!r} is not a task that was ever assigned: give its project and number, or its id of 64 digits")
         return found.project, found.number
 
     async def create_web_token(self) -> str:
@@ -204,14 +204,16 @@ class CurationRpcHandler(CurationRpc):
 
     def _doors(self) -> closing[AccessControl]:
         if not self.peer.runs_service(SERVICE_NAME):
-            raise UserError(f"this peer serves nobody: its role is {self.peer.role}; run it with --role annotator, or full")
+            raise UserError(
+                f"this peer serves no annotators, since its role is {self.peer.role}: run it with --role annotator or full"
+            )
         return closing(AccessControl(self.peer.service_context(SERVICE_NAME).folder))
 
     async def export_tasks(self, project: str, path: str, format: str = "jsonl") -> TaskExportView:
         key, row = self._find(project)
         if not row.settled:
             raise UserError(
-                f"no task of {row.spec.name!r} is settled yet, so there is nothing to write: `projects` says how far it is"
+                f"no task of {row.spec.name!r} is settled yet, so there is nothing to export: `projects` shows its progress"
             )
         state, read = self._state, self.peer.blobs.read_blob
 
@@ -226,7 +228,7 @@ class CurationRpcHandler(CurationRpc):
         try:
             await trio.to_thread.run_sync(write)
         except FileExistsError:
-            raise UserError(f"{path} exists: name another file with -o") from None
+            raise UserError(f"{path} already exists: choose another file with -o") from None
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}") from None
         return TaskExportView(path, row.settled)
@@ -247,7 +249,7 @@ def resolve_project(text: str, state: CurationState) -> tuple[bytes, Project]:
     wanted = text.lower()
     found = [(key, row) for key, row in state.projects.items() if key.hex().startswith(wanted) or row.spec.name == text]
     if not wanted or len(found) != 1:
-        raise UserError(f"{text!r} fits {len(found) or 'no'} projects: `projects` lists them")
+        raise UserError(f"{text!r} matches {len(found) or 'no'} projects: `projects` lists them")
     return found[0]
 
 

@@ -23,8 +23,8 @@ from web.routes import EventFeed
 
 BLOCK_WAIT_SECONDS: Final = 10.0  # longest wait of a call for a block
 CHANGE_WAIT_SECONDS: Final = 10.0  # longest wait of a call for a change
-LOOK_INTERVAL_SECONDS_MIN: Final = 0.25  # between two looks at one height
-LOOK_INTERVAL_SECONDS: Final = 1.0  # between two looks without an event
+LOOK_INTERVAL_SECONDS_MIN: Final = 0.25  # seconds between two observations at one height
+LOOK_INTERVAL_SECONDS: Final = 1.0  # seconds between two observations without an event
 MINUTE_MS: Final = 60_000
 ROUNDS, VOTES, BLOCKS = 200, 6, 10  # shown at most
 # Strangers see no addresses, paths or processes, and no alerts that only this machine's operator can fix.
@@ -53,12 +53,16 @@ class BlockFeed:
     def metrics(self) -> tuple[PrometheusMetric, ...]:
         state: CurationState = self._desk.state.module_state(CurationState)
         counts = (
-            ("annotators", "enrolled in the network", state.annotators_count),
-            ("projects", "that are not closed", len(state.open)),
-            ("annotations_total", "answers that are committed", state.annotations),
-            ("settled_total", "tasks that have a label", state.settled),
-            ("passed_over_total", "statements that did not apply", state.passed_over),
-            ("statements_waiting", "of annotators, that wait here for a decision", self._gatherer.waiting_count),
+            ("annotators", "annotators enrolled in the network", state.annotators_count),
+            ("projects", "projects that are not closed", len(state.open)),
+            ("annotations_total", "committed answers", state.annotations),
+            ("settled_total", "tasks with a label", state.settled),
+            ("passed_over_total", "statements of annotators that were ignored, since they did not apply", state.passed_over),
+            (
+                "statements_waiting",
+                "statements of annotators that wait at this peer for a decision",
+                self._gatherer.waiting_count,
+            ),
         )
         return tuple(PrometheusMetric(name, about, {"": count}) for name, about, count in counts)
 
@@ -100,7 +104,7 @@ class LiveFeed:
         self._looked, self._seen, self._height = -math.inf, 0, -1  # time, last event and height of the newest look
         self._number, self._now = 0, Json()
         self.event_feed = EventFeed(self._wait_for_change, "number", _live_events, is_on_request=True)
-        self._labels: deque[tuple[int, int]] = deque()  # of the last minute: time of a block, answers up to this block
+        self._labels: deque[tuple[int, int]] = deque()  # last minute: time of a block, answers up to this block
 
     async def run_label_counter(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""HTTP calls of annotators, operators and programs. Each names the method that handles it."""
+"""HTTP routes of annotators, operators and programs. Each route names the method that handles it."""
 
 from __future__ import annotations
 
@@ -61,205 +61,218 @@ from web.routes import (
 
 PROJECT_REPLY: Final = RouteReply(
     "project name kind state author votes tasks begun settled review options many items price display is_mine",
-    short_text="the project, as in the list",
+    short_text="fields of the project, as in the list of projects",
 )
-SIGN_IN_REPLY: Final = RouteReply("annotator name seconds", "that the session lasts; its token comes as the cookie `folkmoot`")
+SIGN_IN_REPLY: Final = RouteReply(
+    "annotator name seconds", "`seconds` is the lifetime of the session, whose token is set as the cookie `folkmoot`"
+)
 FILE_FORMATS: Final = ("jsonl", "csv", "json")
-FILE_NAME: Final = RequestField("name", LINE, "the file's, for what is said of its lines", default="")
+FILE_NAME: Final = RequestField("name", LINE, "name of the file, which is quoted in problems", default="")
 PREVIEW_REPLY: Final = RouteReply(
     "count items preview problems",
-    ": nothing is imported. Where there are any, `notes`, sentences for people, and `already`, the number of tasks that an "
-    "earlier import of the same tasks has added to the project",
+    "Nothing is imported. There may be `notes` for people, and `already`, the number of these tasks that the project has from an "
+    "earlier import",
 )
 IMPORT_REPLY: Final = RouteReply(
     PROJECT_REPLY.field_names,
-    "and, where there are any, `notes`, sentences for people",
-    short_text=PROJECT_REPLY.short_text + ",",
+    "There may be `notes` for people",
+    short_text=PROJECT_REPLY.short_text,
 )
-GOLD_FROM: Final = RequestField("gold_from", TEXT, "the field of the tasks with the right answers", default="")
-TASKS: Final = RequestField("tasks", OBJECTS, "as lines of a [JSONL file](../reference/file-formats.md#task-files)")
-DECISION_CODES: Final = {"misfit": "for what fits no project", "refused": "if the network does"}
+GOLD_FROM: Final = RequestField("gold_from", TEXT, "field of the tasks with known answers, which make gold", default="")
+TASKS: Final = RequestField("tasks", OBJECTS, "like lines of a [JSONL file](../reference/file-formats.md#task-files)")
+DECISION_CODES: Final = {"misfit": "the project or a task is invalid", "refused": "the network refuses the transaction"}
 _ROUTES: Final = (
     Route(
-        handler=PublicApi.network_info, method="GET", path="/api/v1/network", about="which network and peer this is",
+        handler=PublicApi.network_info, method="GET", path="/api/v1/network", about="Describe the network and this peer",
         replies={200: RouteReply(
-            "name wire chain_id peer_key height time_ms sign_up", "; `time_ms` of the last block, `sign_up` `open` or `invited`"
+            "name wire chain_id peer_key height time_ms sign_up",
+            "`time_ms` is the time of the last block, and `sign_up` is `open` or `invited`",
         )},
     ),
     Route(
-        handler=SessionApi.enrol_annotator, method="POST", path="/api/v1/annotators", about="enrols an annotator", by_host=True,
+        handler=SessionApi.enrol_annotator, method="POST", path="/api/v1/annotators", about="Enrol an annotator", by_host=True,
         body_fields=(
-            RequestField("key", KEY_TYPE), RequestField("name", LINE), RequestField("signature", SIGNATURE_TYPE, "of the Enrol"),
+            RequestField("key", KEY_TYPE), RequestField("name", LINE),
+            RequestField("signature", SIGNATURE_TYPE, "of the EnrolStatement"),
             RequestField("custodial", FLAG, default=False), RequestField("invitation", TEXT, default=""),
         ),
-        replies={201: RouteReply("annotator", "once decided; said again, the same")},
+        replies={201: RouteReply("annotator", "Sent once the enrolment is decided. A repeated call gets the same reply")},
         problem_codes={
-            "forbidden": "without an invitation that is free, or without a place", "already-enrolled": "", "bad-signature": "",
-            "misfit": "for a name", "too-many": "for one address, where sign-up is open",
+            "forbidden": "no free invitation, or no place left", "already-enrolled": "", "bad-signature": "",
+            "misfit": "the name is invalid", "too-many": "too many sign-ups of one address, where sign-up is open",
         },
     ),
     Route(
-        handler=SessionApi.create_challenge, method="POST", path="/api/v1/challenges", about="a nonce for a session",
+        handler=SessionApi.create_challenge, method="POST", path="/api/v1/challenges", about="Request a nonce for a session",
         by_host=True, body_fields=(RequestField("key", KEY_TYPE),),
-        replies={201: RouteReply("nonce expires_ms", "of the session to come, a day ahead. The nonce waits ten minutes")},
+        replies={201: RouteReply("nonce expires_ms", (
+            "`expires_ms` is the end of the session, one day ahead. The nonce is valid for ten minutes"
+        ))},
     ),
     Route(
-        handler=SessionApi.create_session, method="POST", path="/api/v1/sessions", about="begins a session",
+        handler=SessionApi.create_session, method="POST", path="/api/v1/sessions", about="Begin a session",
         body_fields=(
             RequestField("key", KEY_TYPE), RequestField("nonce", hex_type(16)), RequestField("expires_ms", TIME_TYPE),
-            RequestField("signature", SIGNATURE_TYPE, "of the Session"),
+            RequestField("signature", SIGNATURE_TYPE, "of the SessionStatement"),
         ),
-        replies={201: RouteReply("token", "; a nonce serves once")},
+        replies={201: RouteReply("token", "A nonce is valid for one session")},
         problem_codes={
-            "unauthorized": "for another nonce", "forbidden": "if the key is not enrolled", "bad-signature": "",
-            "misfit": "if `expires_ms` is over or further away than was said",
+            "unauthorized": "the nonce is unknown, used or expired", "forbidden": "the key is not enrolled", "bad-signature": "",
+            "misfit": "`expires_ms` has passed, or is later than in the challenge",
         },
     ),
     Route(
         handler=SessionApi.sign_up, method="POST", path="/api/v1/sign-up",
-        about="enrols an annotator whose key this peer keeps", by_host=True,
-        body_fields=(RequestField("name", LINE), RequestField("passphrase", TEXT, "8..256 characters"),
+        about="Create the account of a custodial annotator, whose key this peer keeps, and begin a session", by_host=True,
+        body_fields=(RequestField("name", LINE), RequestField("passphrase", TEXT, "8 to 256 characters"),
             RequestField("invitation", TEXT, default="")),
         sets_cookie=ANNOTATOR, replies={201: SIGN_IN_REPLY},
         problem_codes={
-            "misfit": "for a name or a passphrase", "already-enrolled": "if the name is taken here",
-            "forbidden": "as for annotators, or from another site's page",
-            "too-many": "for one address, or after wrong passphrases",
+            "misfit": "the name or the passphrase is invalid", "already-enrolled": "the name is taken at this peer",
+            "forbidden": "no free invitation, no place left, or a page of another site",
+            "too-many": "too many calls of one address, or wrong passphrases",
         },
     ),
     Route(
-        handler=SessionApi.sign_in, method="POST", path="/api/v1/sign-in", about="begins a session of such an annotator",
+        handler=SessionApi.sign_in, method="POST", path="/api/v1/sign-in", about="Begin a session of a custodial annotator",
         by_host=True,
         body_fields=(RequestField("name", LINE), RequestField("passphrase", TEXT)),
         sets_cookie=ANNOTATOR, replies={201: SIGN_IN_REPLY},
         problem_codes={
-            "unauthorized": "for another name or passphrase", "forbidden": "if it is not enrolled, or from another site's page",
-            "too-many": "for one address, or after wrong passphrases",
+            "unauthorized": "the name or the passphrase is wrong",
+            "forbidden": "the account is not enrolled, or a page of another site",
+            "too-many": "too many calls of one address, or wrong passphrases",
         },
     ),
     Route(
-        handler=SessionApi.sign_out, method="POST", path="/api/v1/sign-out", client=ANNOTATOR, about="ends a session",
-        ends_cookie=ANNOTATOR, replies={200: RouteReply("", "an empty object")},
+        handler=SessionApi.sign_out, method="POST", path="/api/v1/sign-out", client=ANNOTATOR, about="End the session",
+        ends_cookie=ANNOTATOR, replies={200: RouteReply("", "An empty object")},
     ),
     Route(
-        handler=SessionApi.session_info, method="GET", path="/api/v1/session", client=ANNOTATOR, about="whose session this is",
+        handler=SessionApi.session_info, method="GET", path="/api/v1/session", client=ANNOTATOR,
+        about="Describe the annotator of the session",
         replies={200: RouteReply("annotator name custodial")},
     ),
     Route(
-        handler=AnnotatorApi.lease_tasks, method="GET", path="/api/tasks", client=ANNOTATOR, about="tasks for this annotator",
+        handler=AnnotatorApi.lease_tasks, method="GET", path="/api/tasks", client=ANNOTATOR,
+        about="Fetch tasks, which are leased to the annotator",
         query_fields=(
             RequestField("limit", query_integer_type(1, 8), default=1),
-            RequestField("project", KEY_TYPE, "of this open project alone", default=b""),
+            RequestField("project", KEY_TYPE, "only tasks of this open project", default=b""),
         ),
         replies={200: RouteReply("tasks", (
-            "after at most 3 s: leases that there are and can be answered, and new ones up to `limit`. Each has "
-            "`assignment`, `task`, `project`, its `name`, `kind`, `text` or `items` or both, `options`, `many`, `display`; "
-            "`guidelines`, a path, where the project has any; and `suggestion` where the project shows it first. With `project`, "
-            "leases of other projects that have no heartbeat are released where eight leases leave too little room"
+            "Sent after at most 3 s: leases of the annotator that can be answered, and new ones up to `limit`. Each task has "
+            "`assignment`, `task`, `project`, `name` of the project, `kind`, `text` or `items` or both, `options`, `many` and "
+            "`display`. It may have `guidelines`, a path, and `suggestion` if the project shows it first. With `project`, leases "
+            "of other projects without a heartbeat are released if the limit of eight leases leaves too little room"
         ))},
-        problem_codes={"not-found": "for a `project` that is not open"},
+        problem_codes={"not-found": "the project is not open"},
     ),
     Route(
         handler=AnnotatorApi.heartbeat, method="POST", path="/api/v1/heartbeat", client=ANNOTATOR,
-        about="says that somebody looks at these tasks",
+        about="Keep leases alive while their tasks are shown",
         body_fields=(RequestField("assignments", hex_list_type(LEASES_MAX, 32)),),
         replies={200: RouteReply("assignments", (
-            "that are this annotator's leases. A lease with a heartbeat is released 45 s after the last one. A lease without any "
-            "ends after ten minutes"
+            "The given assignments that are leased to this annotator. A lease is released 45 s after its last heartbeat. A lease "
+            "without heartbeats ends after ten minutes"
         ))},
     ),
     Route(
-        handler=AnnotatorApi.submit_answer, method="POST", path="/api/submit", client=ANNOTATOR, about="answers a task",
+        handler=AnnotatorApi.submit_answer, method="POST", path="/api/submit", client=ANNOTATOR, about="Submit an answer",
         body_fields=(
             RequestField("assignment", KEY_TYPE), RequestField("answer", integers_type(16, 255)),
-            RequestField("salt", hex_type(16), default=None),
-            RequestField("signature", SIGNATURE_TYPE, "of the Annotation", default=None),
+            RequestField("salt", hex_type(16), "omitted by custodial annotators", default=None),
+            RequestField(
+                "signature", SIGNATURE_TYPE, "of the AnnotationStatement; omitted by custodial annotators", default=None
+            ),
         ),
         replies={
             201: RouteReply("annotation height receipt", (
-                "once the commitment is decided; `suggestion`, too, where the task has one and the project did not show it first"
+                "Sent once the commitment is decided. There is a `suggestion` if the task has one that was not shown first"
             )),
-            200: RouteReply("annotation height receipt", "alike, if it was decided before"),
-            202: RouteReply("annotation", "if it is not decided after 10 s: ask again"),
+            200: RouteReply("annotation height receipt", "The commitment was decided before"),
+            202: RouteReply("annotation", "The commitment is not decided after 10 s: send the same call again"),
         },
         problem_codes={
             "forbidden": "", "not-found": "", "already-answered": "", "gone": "", "bad-signature": "",
-            "misfit": "for an answer that fits not the task",
+            "misfit": "the answer does not fit the task",
         },
     ),
     Route(
         handler=AnnotatorApi.skip_task, method="POST", path="/api/v1/assignments/{assignment}/skip", client=ANNOTATOR,
-        about="gives a task back",
-        path_fields=key_path_field("assignment"), body_fields=(RequestField("reason", LINE, "1..64 characters"),),
-        replies={200: RouteReply("assignment state", ": `skipped`")},
+        about="Skip a task",
+        path_fields=key_path_field("assignment"), body_fields=(RequestField("reason", LINE, "1 to 64 characters"),),
+        replies={200: RouteReply("assignment state", "`state` is `skipped`")},
         problem_codes={
-            "forbidden": "at another peer than the one that took the lease", "not-found": "",
-            "already-answered": "while an answer waits for its decision", "gone": "", "misfit": "",
-            "too-many": "above 32 given back at once, and then one in 2 s",
+            "forbidden": "another peer took the lease", "not-found": "",
+            "already-answered": "an answer waits for its decision", "gone": "", "misfit": "",
+            "too-many": "more than 32 tasks returned at once, then more than one in 2 s",
         },
     ),
     Route(
         handler=AnnotatorApi.release_task, method="POST", path="/api/v1/assignments/{assignment}/release", client=ANNOTATOR,
-        about="gives a task back, which the annotator may get again", path_fields=key_path_field("assignment"),
-        replies={200: RouteReply("assignment state", ": `released`")},
+        about="Release a task. The annotator may get it again", path_fields=key_path_field("assignment"),
+        replies={200: RouteReply("assignment state", "`state` is `released`")},
         problem_codes={
-            "forbidden": "at another peer than the one that took the lease", "not-found": "",
-            "already-answered": "while an answer waits for its decision", "gone": "",
-            "too-many": "above 32 given back at once, and then one in 2 s",
+            "forbidden": "another peer took the lease", "not-found": "",
+            "already-answered": "an answer waits for its decision", "gone": "",
+            "too-many": "more than 32 tasks returned at once, then more than one in 2 s",
         },
     ),
     Route(
         handler=AnnotatorApi.annotation_status, method="GET", path="/api/v1/annotations/{annotation}",
-        about="what became of an answer", path_fields=key_path_field("annotation"),
+        about="Show the state of an answer", path_fields=key_path_field("annotation"),
         replies={200: RouteReply("annotation state height label", (
-            "; `state` is `committed`, `opened`, `settled` or `forfeited`, `label` null while there is none"
+            "`state` is `committed`, `opened`, `settled` or `forfeited`. `label` is null until the task has one"
         ))},
         problem_codes={"not-found": ""},
     ),
     Route(
-        handler=PublicApi.network_stats, method="GET", path="/api/stats", about="counts of the network",
+        handler=PublicApi.network_stats, method="GET", path="/api/stats", about="Show counts of the network",
         replies={200: RouteReply("height state_root annotators annotations settled projects", (
-            "; of each project that is not closed `project`, `name`, `kind`, `tasks`, `settled`, `review`, `alpha` (null: not "
-            "computed yet)"
+            "Each project that is not closed has `project`, `name`, `kind`, `tasks`, `settled`, `review` and `alpha` (null until "
+            "it is computed)"
         ))},
     ),
     Route(
-        handler=PublicApi.show_leaderboard, method="GET", path="/api/leaderboard", about="annotators by points",
+        handler=PublicApi.show_leaderboard, method="GET", path="/api/leaderboard", about="List annotators by points",
         query_fields=(RequestField("limit", query_integer_type(1, 1_000), default=20),),
-        replies={200: RouteReply("height rows", "; of each row `rank`, `annotator`, `name`, `accepted`, `points`")},
+        replies={200: RouteReply("height rows", "Each row has `rank`, `annotator`, `name`, `accepted` and `points`")},
     ),
     Route(
         handler=PublicApi.export_project, method="GET", path="/api/v1/projects/{project}/export",
-        about="settled tasks of a project", path_fields=key_path_field("project"),
+        about="Export the settled tasks of a project", path_fields=key_path_field("project"),
         query_fields=(RequestField("format", choice_type(*FORMATS), default="jsonl"),),
-        replies={200: RouteReply("", "the file, see [below](#exports)", "application/octet-stream")},
-        problem_codes={"not-found": "", "misfit": "for preferences of a project that is not of pairs",
-            "too-many": "beside others"},
+        replies={200: RouteReply(
+            "", "The file, in one of the [formats of exports](../protocol/curation.md#exports)", "application/octet-stream"
+        )},
+        problem_codes={"not-found": "", "misfit": "preferences of a project that does not compare pairs",
+            "too-many": "too many exports at once"},
     ),
     Route(
         handler=PublicApi.project_agreement, method="GET", path="/api/v1/projects/{project}/agreement",
-        about="how far annotators agree",
+        about="Show the agreement of annotators",
         path_fields=key_path_field("project"),
         replies={200: RouteReply("project height alpha pairs", (
-            "; fractions are texts such as `2/3`, or null. `pairs`: of each two annotators with at least "
-            f"{KAPPA_COMMON_MIN} common answers `first`, `second`, `common`, `kappa`; the {KAPPA_PAIRS_MAX} with most of them"
+            "Fractions are texts such as `2/3`, or null. `pairs` has `first`, `second`, `common` and `kappa` of each two "
+            f"annotators with at least {KAPPA_COMMON_MIN} common answers; at most {KAPPA_PAIRS_MAX} pairs, best covered first"
         ))},
-        problem_codes={"not-found": "", "too-many": "beside others"},
+        problem_codes={"not-found": "", "too-many": "too many exports at once"},
     ),
     Route(
         handler=AnnotatorApi.guidelines, method="GET", path="/api/v1/projects/{project}/guidelines",
-        about="what annotators read first", path_fields=key_path_field("project"),
-        replies={200: RouteReply("", "the text", "text/plain")},
-        problem_codes={"not-found": "also where this peer does not have the text yet"},
+        about="Show the guidelines for annotators", path_fields=key_path_field("project"),
+        replies={200: RouteReply("", "The text", "text/plain")},
+        problem_codes={"not-found": "no such project, or this peer does not have the text yet"},
     ),
     Route(
         handler=ProjectApi.list_projects, method="GET", path="/api/v1/projects", client=OPERATOR,
-        about="all projects, closed ones too",
-        replies={200: RouteReply("projects", f"; of each `{'`, `'.join(PROJECT_REPLY.field_names.split())}`")},
+        about="List all projects, including closed ones",
+        replies={200: RouteReply("projects", f"Each project has `{'`, `'.join(PROJECT_REPLY.field_names.split())}`")},
     ),
     Route(
         handler=ProjectApi.create_project, method="POST", path="/api/v1/projects", client=OPERATOR,
-        about="makes a project of this peer",
+        about="Create a project of this peer",
         body_fields=(
             RequestField("name", LINE), RequestField("kind", choice_type("label", "rating", "pair", "ranking")),
             RequestField("options", TEXTS, default=()), RequestField("many", FLAG, default=False),
@@ -267,87 +280,97 @@ _ROUTES: Final = (
             RequestField("price", integer_type(0, PRICE_MAX), default=1),
             RequestField("guidelines", TEXT, default=""), RequestField("suggests_first", FLAG, default=False),
             RequestField("display", choice_type(*(display.value for display in TextFormat)), default="plain"),
-            RequestField("items", integer_type(0, RANKED_MAX), "of each task, where none is here yet", default=0), GOLD_FROM,
+            RequestField("items", integer_type(0, RANKED_MAX), "items of each task, if the call has no tasks", default=0),
+            GOLD_FROM,
             replace(TASKS, default=()),
         ),
         replies={201: IMPORT_REPLY}, problem_codes=DECISION_CODES,
     ),
     Route(
         handler=ProjectApi.add_tasks, method="POST", path="/api/v1/projects/{project}/tasks", client=OPERATOR,
-        about="adds tasks to a project",
+        about="Add tasks to a project, from JSON or from a file",
         path_fields=key_path_field("project"), upload=True,
         query_fields=(
-            RequestField("format", choice_type("", *FILE_FORMATS), f"of a file as the body, at most {FILE_BYTES_MAX >> 20} MiB",
-                default=""),
-            RequestField("check", query_integer_type(0, 1), "1: see what a file is", default=0), FILE_NAME, GOLD_FROM,
-            RequestField("again", query_integer_type(0, 1), "1: also tasks of a file that was imported before", default=0),
+            RequestField(
+                "format", choice_type("", *FILE_FORMATS),
+                f"format of the file, if the body is a file of at most {FILE_BYTES_MAX >> 20} MiB", default="",
+            ),
+            RequestField("check", query_integer_type(0, 1), "1 checks the file without an import", default=0),
+            FILE_NAME, GOLD_FROM,
+            RequestField("again", query_integer_type(0, 1), "1 also adds tasks that an earlier import has added", default=0),
         ),
         body_fields=(TASKS,),
         replies={
-            201: IMPORT_REPLY, 202: RouteReply(IMPORT_REPLY.field_names, "if a file goes on being imported", short_text="alike,"),
+            201: IMPORT_REPLY,
+            202: RouteReply(IMPORT_REPLY.field_names, "The import continues", short_text=IMPORT_REPLY.short_text),
             200: PREVIEW_REPLY,
         },
         problem_codes={
-            "not-found": "", "too-many": "while another file is imported",
-            "already-imported": "for a file whose tasks are all there: nothing changes", **DECISION_CODES,
+            "not-found": "", "too-many": "another file is being imported",
+            "already-imported": "the project already has all tasks of the file, so nothing changes", **DECISION_CODES,
         },
     ),
     Route(
         handler=ProjectApi.preview_import, method="POST", path="/api/v1/projects/check", client=OPERATOR, upload=True,
-        about="sees what a file is for a project that is still to be made",
+        about="Check a file of tasks for a new project, without an import",
         query_fields=(
             RequestField("format", choice_type(*FILE_FORMATS)),
             RequestField("kind", choice_type("label", "rating", "pair", "ranking")),
-            RequestField("options", TEXT, "one a line", default=""), RequestField("many", query_integer_type(0, 1), default=0),
+            RequestField("options", TEXT, "one per line", default=""), RequestField("many", query_integer_type(0, 1), default=0),
             FILE_NAME,
             GOLD_FROM,
         ),
-        replies={200: PREVIEW_REPLY}, problem_codes={"misfit": "for options", "too-large": ""},
+        replies={200: PREVIEW_REPLY}, problem_codes={"misfit": "the options are invalid", "too-large": ""},
     ),
     Route(
         handler=ProjectApi.redact_task, method="POST", path="/api/v1/projects/{project}/redact", client=OPERATOR,
-        about="takes a task's text out",
+        about="Redact a task: every peer deletes its text",
         path_fields=key_path_field("project"),
         body_fields=(
-            RequestField("task", integer_type(0, PAGES_MAX * PAGE_TASKS_MAX), "by its number"),
-            RequestField("reason", TEXT, "for the log of this peer", default=""),
+            RequestField("task", integer_type(0, PAGES_MAX * PAGE_TASKS_MAX), "number of the task"),
+            RequestField("reason", TEXT, "kept in this peer's log", default=""),
         ),
-        replies={200: RouteReply("said", ", what came of it")}, problem_codes={"not-found": "", "refused": ""},
+        replies={200: RouteReply("said", "The result as a sentence")}, problem_codes={"not-found": "", "refused": ""},
     ),
     Route(
         handler=ReviewApi.list_review_tasks, method="GET", path="/api/v1/projects/{project}/review", client=OPERATOR,
-        about="tasks and their votes, those first that need the author",
+        about="List tasks with their answers. Tasks that need the author come first",
         path_fields=key_path_field("project"),
         query_fields=(
             RequestField("state", choice_type("", *(state.value for state in ReviewState)), default=""),
-            RequestField("search", TEXT, "in the text", default=""),
-            RequestField("label", choice_type("", *map(str, range(OPTIONS_MAX + 1))), "a number of an answer", default=""),
-            RequestField("annotator", TEXT, "its name, or the beginning of its key", default=""),
+            RequestField("search", TEXT, "part of the text", default=""),
+            RequestField("label", choice_type("", *map(str, range(OPTIONS_MAX + 1))), "number of an option", default=""),
+            RequestField("annotator", TEXT, "name, or first digits of the key", default=""),
             RequestField("after", CURSOR, default=()), RequestField("limit", query_integer_type(1, 100), default=20),
         ),
         replies={200: RouteReply("tasks next", (
-            ", null at the end; of each `task`, `number`, `state`, `text`, `items`, `suggestion`, `label`, `is_reviewed`, "
-            "`height`, `skips`, `votes` (`annotator`, `name`, `state`, `answer`, and of a skip its `reason`)"
+            "`next` is null at the end. Each task has `task`, `number`, `state`, `text`, `items`, `suggestion`, `label`, "
+            "`is_reviewed`, `height`, `skips` and `votes`. Each vote has `annotator`, `name`, `state` and `answer`; a skip has a "
+            "`reason`"
         ))},
         problem_codes={"not-found": ""},
     ),
     Route(
         handler=ReviewApi.decide_task, method="POST", path="/api/v1/projects/{project}/tasks/{task}/decide", client=OPERATOR,
-        about="says the label of a task that waits for its author",
+        about="Decide the label of a task that waits for its author",
         path_fields=(*key_path_field("project"), *key_path_field("task")),
         body_fields=(RequestField("answer", integers_type(16, 255)),), replies={200: RouteReply("task label")},
-        problem_codes={"not-found": "", "misfit": "for an answer that fits not the task", "refused": "if it does not wait"},
+        problem_codes={
+            "not-found": "",
+            "misfit": "the answer does not fit the task",
+            "refused": "the task does not wait for its author",
+        },
     ),
     Route(
         handler=ReviewApi.confusion_matrices, method="GET", path="/api/v1/projects/{project}/confusions", client=OPERATOR,
-        about="how annotators answered, against the labels", path_fields=key_path_field("project"),
+        about="Count answers by label, for all annotators and for each", path_fields=key_path_field("project"),
         replies={200: RouteReply("values counts annotators", (
-            "; rows of `counts` are labels, columns answers; of each annotator `annotator`, `name`, `count`, `counts`"
+            "Rows of `counts` are labels, columns are answers. Each annotator has `annotator`, `name`, `count` and `counts`"
         ))},
         problem_codes={"not-found": ""},
     ),
     Route(
-        handler=ProjectApi.show_project, method="GET", path="/api/v1/projects/{project}", client=OPERATOR, about="one project",
+        handler=ProjectApi.show_project, method="GET", path="/api/v1/projects/{project}", client=OPERATOR, about="Show a project",
         path_fields=key_path_field("project"), replies={200: PROJECT_REPLY}, problem_codes={"not-found": ""},
     ),
     *(
@@ -355,58 +378,63 @@ _ROUTES: Final = (
             handler=handler, method="POST", path=f"/api/v1/projects/{{project}}/{call}", client=OPERATOR,
             about=about,
             path_fields=key_path_field("project"), replies={200: PROJECT_REPLY},
-            problem_codes={"not-found": "", "refused": "also another peer's project"},
+            problem_codes={
+                "not-found": "",
+                "refused": "the project belongs to another peer, or the network refuses the transaction",
+            },
         )
         for call, handler, about in (
-            ("pause", ProjectApi.pause_project, "gives out no new tasks of it"),
-            ("open", ProjectApi.open_project, "gives them out again"),
-            ("close", ProjectApi.close_project, "ends it for ever"),
+            ("pause", ProjectApi.pause_project, "Pause a project: its tasks are not assigned any more"),
+            ("open", ProjectApi.open_project, "Open a paused project"),
+            ("close", ProjectApi.close_project, "Close a project permanently"),
         )
     ),
     Route(
         handler=AdminApi.operator_sign_in, method="POST", path="/api/v1/admin/sign-in",
-        about="begins a session of an operator's browser",
-        body_fields=(RequestField("token", TEXT, "of `peer web token`"),), sets_cookie=OPERATOR,
+        about="Begin a session of an operator's browser",
+        body_fields=(RequestField("token", TEXT, "printed by `peer web token`"),), sets_cookie=OPERATOR,
         replies={201: RouteReply("operator seconds",
-            "that the session lasts; its token comes as the cookie `folkmoot-operator`")},
-        problem_codes={"unauthorized": "", "forbidden": "from another site's page"},
+            "`seconds` is the lifetime of the session, whose token is set as the cookie `folkmoot-operator`")},
+        problem_codes={"unauthorized": "", "forbidden": "a page of another site"},
     ),
     Route(
-        handler=AdminApi.operator_sign_out, method="POST", path="/api/v1/admin/sign-out", client=OPERATOR, about="ends it",
-        ends_cookie=OPERATOR, replies={200: RouteReply("", "an empty object")},
+        handler=AdminApi.operator_sign_out, method="POST", path="/api/v1/admin/sign-out", client=OPERATOR,
+        about="End the session",
+        ends_cookie=OPERATOR, replies={200: RouteReply("", "An empty object")},
     ),
     Route(
-        handler=AdminApi.admin_health, method="GET", path="/api/v1/admin/health", client=OPERATOR, about="how this peer is",
+        handler=AdminApi.admin_health, method="GET", path="/api/v1/admin/health", client=OPERATOR,
+        about="Show the health of this peer",
         replies={200: RouteReply(
             "state problem height heights_behind decided_seconds_ago links uptime_seconds memory_bytes disk queues versions"
         )},
     ),
     Route(
         handler=AdminApi.list_alerts, method="GET", path="/api/v1/admin/alerts", client=OPERATOR,
-        about="what an operator should look at",
+        about="List active alerts",
         replies={200: RouteReply("alerts", (
-            "that are on, the gravest first; of each `severity` (`critical`, `warning`, `info`), `cause`, `about`, `text`, "
+            "Most severe first. Each alert has `severity` (`critical`, `warning`, `info`), `cause`, `about`, `text` and "
             "`since_ms`"
         ))},
     ),
     Route(
         handler=AdminApi.list_annotators, method="GET", path="/api/v1/admin/people", client=OPERATOR,
-        about="annotators of the network",
+        about="List annotators of the network",
         query_fields=(
-            RequestField("search", TEXT, "in names, or the beginning of a key", default=""),
+            RequestField("search", TEXT, "part of a name, or first digits of a key", default=""),
             RequestField("offset", query_integer_type(0, ANNOTATORS_MAX), default=0),
             RequestField("limit", query_integer_type(1, 100), default=50),
         ),
         replies={200: RouteReply("count people", (
-            "; of each `annotator`, `name`, `custodial`, `is_here`, `answers`, `accepted`, `points`, `leases`, `agreement` with "
-            "labels, `weight` at closes (both null: not known yet), `is_refused` at this peer"
+            "Each person has `annotator`, `name`, `custodial`, `is_here`, `answers`, `accepted`, `points`, `leases`, `agreement` "
+            "with labels, `weight` at the close of projects (both null until known), and `is_refused` at this peer"
         ))},
     ),
     Route(
         handler=AdminApi.create_invitation, method="POST", path="/api/v1/admin/invite", client=OPERATOR,
-        about="makes an invitation",
-        replies={201: RouteReply("invitation path", "; it enrols one annotator")},
-        problem_codes={"refused": "where sign-up is open: nobody needs one"},
+        about="Create an invitation",
+        replies={201: RouteReply("invitation path", "The invitation enrols one annotator")},
+        problem_codes={"refused": "sign-up is open, so no invitation is needed"},
     ),
     *(
         Route(
@@ -416,51 +444,53 @@ _ROUTES: Final = (
             problem_codes={"not-found": ""},
         )
         for call, handler, about in (
-            ("refuse", AdminApi.refuse_annotator, "gives an annotator no more tasks here"),
-            ("allow", AdminApi.allow_annotator, "gives it tasks again"),
+            ("refuse", AdminApi.refuse_annotator, "Refuse tasks to an annotator at this peer"),
+            ("allow", AdminApi.allow_annotator, "Allow tasks to a refused annotator again"),
         )
     ),
     Route(
         handler=AdminApi.operator_log, method="GET", path="/api/v1/admin/log", client=OPERATOR,
-        about="what operators did here, the newest first",
+        about="List actions of operators at this peer, newest first",
         query_fields=(
-            RequestField("before", query_integer_type(0, 2**53 - 1), "that `number`", default=0),
+            RequestField("before", query_integer_type(0, 2**53 - 1), "only entries below this `number`; 0: all", default=0),
             RequestField("limit", query_integer_type(1, 200), default=50),
         ),
-        replies={200: RouteReply("entries", "; of each `number`, `at_ms`, `operator`, `action`, `about`, `result`")},
+        replies={200: RouteReply("entries", "Each entry has `number`, `at_ms`, `operator`, `action`, `about` and `result`")},
     ),
     Route(
-        handler=AdminApi.list_jobs, method="GET", path="/api/v1/admin/jobs", client=OPERATOR, about="jobs of the network",
-        replies={200: RouteReply("jobs", "as of `peer jobs --json`")},
+        handler=AdminApi.list_jobs, method="GET", path="/api/v1/admin/jobs", client=OPERATOR, about="List jobs of the network",
+        replies={200: RouteReply("jobs", "Each job as in `peer jobs --json`")},
     ),
     Route(
-        handler=AdminApi.start_job, method="POST", path="/api/v1/admin/jobs", client=OPERATOR, about="starts a job",
+        handler=AdminApi.start_job, method="POST", path="/api/v1/admin/jobs", client=OPERATOR, about="Start a job",
         body_fields=(
             RequestField("name", LINE), RequestField("data", choice_type("built-in", "local"), default="built-in"),
             RequestField("rounds", integer_type(1, 1_000_000)),
-            RequestField("overrides", TEXTS_BY_NAME, "of other fields of a job, as of `peer train --set`", default=()),
+            RequestField("overrides", TEXTS_BY_NAME, "values of other fields of the job, as with `peer train --set`", default=()),
         ),
-        replies={201: RouteReply("job")}, problem_codes={"refused": "also for a field that is none"},
+        replies={201: RouteReply("job")}, problem_codes={"refused": "a field is unknown, or the network refuses the transaction"},
     ),
     Route(
         handler=AdminApi.cancel_job, method="POST", path="/api/v1/admin/jobs/{job}/cancel", client=OPERATOR,
-        about="asks for a job's end",
-        path_fields=key_path_field("job"), replies={200: RouteReply("said", ", what came of it")}, problem_codes={"refused": ""},
+        about="Cancel a job. A job of another member needs the same call at a quorum of voters",
+        path_fields=key_path_field("job"), replies={200: RouteReply("said", "The result as a sentence")},
+        problem_codes={"refused": ""},
     ),
     Route(
-        handler=LiveFeed.live_snapshot, method="GET", path="/api/v1/live", about="what the page `/live` shows",
+        handler=LiveFeed.live_snapshot, method="GET", path="/api/v1/live", about="Show the data of the page `/live`",
         replies={200: RouteReply(
             "status jobs rounds peers alerts votes blocks samples labels",
-            "as [below](#live)",
+            "See [Live](#live)",
         )},
     ),
     Route(
-        handler=LiveFeed.block_proof, method="GET", path="/api/v1/blocks/{height}", about="what shows that a block was decided",
+        handler=LiveFeed.block_proof, method="GET", path="/api/v1/blocks/{height}",
+        about="Fetch the proof that a block was decided",
         path_fields=(RequestField("height", query_integer_type(1, 2**53 - 1)),),
         replies={200: RouteReply("height header certificate voters", (
-            "; the last three in hex, byte by byte as they are hashed and signed: [how to verify them](#blocks)"
+            "The last three are hex of the hashed and signed bytes; see [their verification](../protocol/curation.md#blocks)"
         ))},
-        problem_codes={"not-found": "also where this peer has not kept it"},
+        problem_codes={"not-found": "no such block, or this peer has not kept it"},
     ),
 )  # fmt: skip
 

@@ -30,7 +30,7 @@ from protocol.codec import Count, Digest, Length
 from protocol.errors import UserError
 from protocol.identity import peer_id
 
-FETCH_SECONDS: Final = 30.0  # for a page that is to be redacted and is not here
+FETCH_SECONDS: Final = 30.0  # timeout for the page of a redaction, if this peer lacks it
 
 
 def digest_tasks(tasks: Iterable[TaskWithGold]) -> bytes:
@@ -150,7 +150,7 @@ class ProjectAuthor:
     async def create_project(self, asked: ProjectSpec, guidelines: bytes, tasks: list[TaskWithGold]) -> bytes:
         """Create a project with tasks and return its id. `guidelines` may be empty; `asked` does not have them yet."""
         if len(guidelines) > GUIDELINES_BYTES_MAX:
-            raise UserError(f"the guidelines have {len(guidelines)} bytes, at most {GUIDELINES_BYTES_MAX} are taken")
+            raise UserError(f"the guidelines have {len(guidelines)} bytes, more than {GUIDELINES_BYTES_MAX}: shorten them")
         require_equal_item_counts(tasks, asked.items)
         digest = await trio.to_thread.run_sync(self.desk.add_blob, guidelines) if guidelines else None
         decided = await self.desk.submit_transaction("curation/create-project", CreateProject(replace(asked, guidelines=digest)))
@@ -236,7 +236,7 @@ class ProjectAuthor:
             await self.desk.fetch_blob(page.digest, page.bytes, (members.current_key(row.author),))
         found = read_task_page(row, page, self.desk.read_blob)
         if found is None:
-            raise UserError("this peer lacks the page with this task, and nobody that it reaches has it")
+            raise UserError("neither this peer nor any connected peer has the page with this task")
         index = number - page.first
         made = redact_entry(found, index)
         said = Redaction(key, place, index, page.digest, hashlib.sha256(made).digest(), len(made))
@@ -247,7 +247,7 @@ class ProjectAuthor:
         voters = self.desk.state.module_state(MembersState).voters
         alike = sum(self._state.wishes.get_record(voter) == said for voter in voters)
         needed = VoterSet(voters).faults_tolerated + 1
-        return f"{alike} of the {needed} voters needed want {name} to be redacted; others have to say the same"
+        return f"{alike} of the {needed} voters needed have voted to redact {name}; run this command at the others, too"
 
     def _imported(self) -> closing[ImportRecords]:
         return closing(ImportRecords(self.desk.folder))
@@ -268,7 +268,7 @@ class ProjectAuthor:
                     continue
                 kept = golds.load_page(page.gold)
                 if kept is None:
-                    self.desk.log_event(f"the gold of page {number} of {row.spec.name!r} is not here")
+                    self.desk.log_event(f"this peer does not have the gold of page {number} of {row.spec.name!r}")
                     continue
                 new = [known for known in kept.known if state.golds.get_record(task_id(key, page.first + known.index)) is None]
                 if new:
@@ -280,4 +280,4 @@ class ProjectAuthor:
 def require_equal_item_counts(tasks: list[TaskWithGold], items: int) -> None:
     for number, (task, _) in enumerate(tasks, 1):
         if len(task.items) != items:
-            raise UserError(f"task {number} has {len(task.items)} items, the others have {items}")
+            raise UserError(f"task {number} has {len(task.items)} items, but the others have {items}")

@@ -47,7 +47,7 @@ def require_project(state: CurationState, key: bytes) -> Project:
     """Return a project. Raises `HttpProblem` if there is none with this id."""
     found = state.projects.get_record(key)
     if found is None:
-        raise HttpProblem("not-found", "no such project")
+        raise HttpProblem("not-found", "unknown project")
     return found
 
 
@@ -134,9 +134,9 @@ def write_label_proofs(
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
-        raise UserError(f"{folder} exists: name a new folder with -o") from None
+        raise UserError(f"{folder} already exists: choose a new folder with -o") from None
     except OSError as error:
-        raise UserError(f"cannot make {folder}: {error.strerror}") from None
+        raise UserError(f"cannot create {folder}: {error.strerror}") from None
     try:
         return _write(folder, genesis, state, links, key, read)
     except BaseException as error:
@@ -152,7 +152,7 @@ def _write(
     curation: CurationState = state.module_state(CurationState)
     project = curation.projects.get_record(key)
     if project is None:
-        raise UserError("the last certified state does not have this project yet: try again after the next block")
+        raise UserError("this project is not in a certified state yet: try again after the next block")
     (folder / export_proofs.PROJECT_PROOF).write_bytes(make_row_proof(genesis, state, links, "curation/projects", key))
     (folder / export_proofs.PAGES_PROOF).write_bytes(b"".join(export_proofs.iter_page_proofs(curation, key)))
     (folder / export_proofs.PAGES).mkdir()

@@ -27,7 +27,7 @@ from web.calls import FileReply, HttpProblem, Json
 
 LEADERS_MAX: Final = 1_000  # annotators that a call shows
 TURN_WAIT_SECONDS: Final = 20.0  # longest wait of a caller for others' exports and agreements
-RETRY_AFTER_SECONDS: Final = 10  # until a refused caller may try again
+RETRY_AFTER_SECONDS: Final = 10  # seconds until a refused caller may try again
 OPEN_EXPORTS_MAX: Final = 8  # exports that are being sent: a slow reader occupies disk space for one
 
 
@@ -105,7 +105,7 @@ class PublicApi:
         with trio.move_on_after(TURN_WAIT_SECONDS) as waiting:
             await self._turn.acquire()
         if waiting.cancelled_caught:
-            raise HttpProblem("too-many", "this peer writes files for others at the moment: try again later", RETRY_AFTER_SECONDS)
+            raise HttpProblem("too-many", "this peer is computing other exports: try again in 10 s", RETRY_AFTER_SECONDS)
         try:
             yield
         finally:
@@ -153,7 +153,7 @@ class PublicApi:
     def _file(self) -> BufferedRandom:
         if not self._files.acquire(blocking=False):
             raise HttpProblem(
-                "too-many", f"{OPEN_EXPORTS_MAX} files are being sent already: try again later", RETRY_AFTER_SECONDS
+                "too-many", f"this peer is already sending {OPEN_EXPORTS_MAX} exports: try again in 10 s", RETRY_AFTER_SECONDS
             )
         return _CountedFile(tempfile.TemporaryFile(dir=self._desk.folder, buffering=0), self._files)
 

@@ -14,7 +14,7 @@ from web.calls import HttpProblem
 K = TypeVar("K")
 V = TypeVar("V")
 HOSTS_MAX: Final = 10_000  # remembered; the least recent one is forgotten
-PROXY_HINT: Final = "behind a reverse proxy its operator sets `web_trusted_proxies`"
+PROXY_HINT: Final = "if this peer is behind a reverse proxy, its operator has to set `web_trusted_proxies`"
 
 
 class HostRateLimiter:
@@ -27,7 +27,7 @@ class HostRateLimiter:
     def acquire(self, host: str, what: str) -> None:
         """Take one for a host. Raises `HttpProblem` if the host has taken too many."""
         if wait := self.try_take(host):
-            raise HttpProblem("too-many", f"too many {what} from one address: wait, or try elsewhere ({PROXY_HINT})", wait)
+            raise HttpProblem("too-many", f"too many {what} from your address: try again later ({PROXY_HINT})", wait)
 
     def try_take(self, host: str) -> int:
         """Take one and return 0, or return the seconds until the host may take one."""
@@ -104,7 +104,7 @@ class FairHostQueue:
 
     async def _wait(self, host: str) -> None:
         if len(self._waiting.get(host, ())) >= self._of_host_max:
-            raise HttpProblem("too-many", f"others sign in from this address at the moment ({PROXY_HINT})", 2)
+            raise HttpProblem("too-many", f"others are signing in from your address: try again in a moment ({PROXY_HINT})", 2)
         if sum(map(len, self._waiting.values())) >= self._waiting_max:
             self._send_away(host)
         waiter = _Waiter()
@@ -112,7 +112,7 @@ class FairHostQueue:
         try:
             await waiter.called.wait()
         except trio.Cancelled:
-            if waiter.called.is_set() and not waiter.is_sent_away:  # its turn goes to another call
+            if waiter.called.is_set() and not waiter.is_sent_away:  # The turn goes to another call.
                 self._is_taken = False
                 self._call_next()
             self._forget(host, waiter)
@@ -160,4 +160,4 @@ class _Waiter:
 
 
 def _too_many() -> HttpProblem:
-    return HttpProblem("too-many", "many people sign in at the moment", 2)
+    return HttpProblem("too-many", "too many people are signing in: try again in a moment", 2)

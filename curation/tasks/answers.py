@@ -24,9 +24,9 @@ ITEMS = tuple(f"item{place}" for place in range(1, RANKED_MAX + 1))  # columns o
 COLUMNS = ("text", "suggestion", "gold", *ITEMS)  # columns that may have other names in a file
 PAIR_ANSWERS = ("the first", "the second", "a tie", "both bad")
 NONE_OF_THEM = "none of them"  # text of an empty answer to a question with `many`
-SHOWN_CHARACTERS_MAX: Final = 64  # of an answer in an error message, because a file's answers may have any length
+SHOWN_CHARACTERS_MAX: Final = 64  # characters of an answer in an error message; a file's answers may have any length
 NUMBER_CHARACTERS_MAX: Final = 64  # the longest option has 64
-POSITION_DIGITS_MAX: Final = 3  # of an option's or item's number; Python refuses numbers of thousands of digits
+POSITION_DIGITS_MAX: Final = 3  # digits of an option's or item's number; Python refuses numbers of thousands of digits
 READINGS_SHOWN: Final = 3  # readings of an ambiguous answer in an error message; the first two show the problem
 PARTS_MAX: Final = 64  # parts of a text with several options; the ways to join them grow with their square
 _NUMBER: Final = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?")
@@ -45,9 +45,9 @@ class QuestionKind(enum.StrEnum):
 def options_problem(kind: QuestionKind, options: tuple[str, ...], many: bool) -> str | None:
     """Return why a project cannot have these options, or None if it can."""
     if kind in (QuestionKind.PAIR, QuestionKind.RANKING):
-        return f"a {kind} has no options of its own" if options or many else None
+        return f"a {kind} takes no options" if options or many else None
     if many and kind is not QuestionKind.LABEL:
-        return f"a {kind} has one answer, not many"
+        return f"a {kind} has one answer, not several"
     if not 2 <= len(options) <= OPTIONS_MAX:
         return f"a {kind} needs 2 to {OPTIONS_MAX} options, not {len(options)}"
     if len(set(options)) < len(options):
@@ -67,18 +67,20 @@ def items_problem(kind: QuestionKind, items: int) -> str | None:
 
 
 def answer_problem(kind: QuestionKind, options: int, many: bool, items: int, answer: Answer) -> str | None:
-    """Return None for a valid answer to such a task, or else the valid answers in words."""
+    """Return None for a valid answer to such a task, or else the valid answers, as in “expected one of 0..3”."""
     match kind:
         case QuestionKind.LABEL:
             fits = all(0 <= choice < options for choice in answer) and list(answer) == sorted(set(answer))
             counts = len(answer) <= options if many else len(answer) == 1
-            return None if fits and counts else f"one of 0..{options - 1}" + (", or several ascending" if many else "")
+            return None if fits and counts else f"expected one of 0..{options - 1}" + (", or several ascending" if many else "")
         case QuestionKind.RATING:
-            return None if len(answer) == 1 and 1 <= answer[0] <= options else f"one of 1..{options}"
+            return None if len(answer) == 1 and 1 <= answer[0] <= options else f"expected one of 1..{options}"
         case QuestionKind.PAIR:
-            return None if len(answer) == 1 and 0 <= answer[0] < len(PAIR_ANSWERS) else f"one of 0..{len(PAIR_ANSWERS) - 1}"
+            return (
+                None if len(answer) == 1 and 0 <= answer[0] < len(PAIR_ANSWERS) else f"expected one of 0..{len(PAIR_ANSWERS) - 1}"
+            )
         case QuestionKind.RANKING:
-            return None if sorted(answer) == list(range(items)) else f"the numbers 0..{items - 1}, each once"
+            return None if sorted(answer) == list(range(items)) else f"expected the numbers 0..{items - 1}, each once"
 
 
 def answer_text(kind: QuestionKind, options: tuple[str, ...], answer: Answer) -> str:
@@ -133,7 +135,7 @@ class AnswerSchema(NamedTuple):
         except UserError as error:
             raise UserError(f"{where}: {what} {quote_answer(said)} {error}") from None
         if problem := answer_problem(self.kind, len(self.options), self.many, items, answer):
-            raise UserError(f"{where}: {what} {quote_answer(said)} is no answer: {problem}")
+            raise UserError(f"{where}: {what} {quote_answer(said)} is not a valid answer: {problem}")
         return answer
 
 
@@ -165,7 +167,7 @@ def _ranking(said: Any) -> Answer:
     parts = re.split(r"[\s;,>|]+", said.strip()) if isinstance(said, str) else said if isinstance(said, list) else [said]
     places = [_position(part) for part in parts]
     if any(place is None for place in places):
-        raise UserError("is no list of item numbers, the best first")
+        raise UserError("must be a list of item numbers, best first")
     low = int(bool(parts) and 0 not in places)
     return tuple(place - low for place in places if place is not None)
 
@@ -240,8 +242,8 @@ def _position(part: Any) -> int | None:
 
 def _two_readings(readings: list[str]) -> UserError:
     shown = [*readings[:READINGS_SHOWN], *(["others"] if len(readings) > READINGS_SHOWN else [])]
-    return UserError(f"has {len(readings)} readings: {', or '.join(shown)}; write the option's exact text")
+    return UserError(f"is ambiguous: {', or '.join(shown)}; write the option's exact text")
 
 
 def _none_of(options: tuple[str, ...]) -> str:
-    return f"is none of the options: {', '.join(options)}"
+    return f"is not one of the options: {', '.join(options)}"

@@ -72,8 +72,8 @@ def trace_pair(jobs: Sequence[TracedJob], sets: Mapping[bytes, AttestedPreferenc
         )
     if view is None:
         raise UserError(
-            f"{text!r} is in no set of {pluralize(len(jobs), 'job')} with preferences: "
-            "name a task by its id, or the number of a file's line"
+            f"{text!r} is in no preference set of {pluralize(len(jobs), 'job')}: "
+            "give the id of a task, or the line number of a file"
         )
     return view
 
@@ -86,7 +86,7 @@ def find_pair(pairs: Sequence[PreferencePair], text: str) -> PreferencePair | No
         return next((pair for pair in pairs if pair.id == line), None)
     alike = [pair for pair in pairs if len(wanted) >= ID_DIGITS_MIN and pair.id.hex().startswith(wanted)]
     if len(alike) > 1:
-        raise UserError(f"{text!r} fits {len(alike)} pairs, such as {record_label(alike[0])}: type more of the id")
+        raise UserError(f"{text!r} matches {len(alike)} pairs, such as {record_label(alike[0])}: type more of the id")
     return alike[0] if alike else None
 
 
@@ -149,5 +149,5 @@ class ExportedPairTrace:
         """Return the trace. Raises `UserError` if no set of the export has the pair."""
         there = [learned for learned in self.jobs.values() if learned.spec.data and sets.has_set(learned.spec.data)]
         if self.jobs and not there:
-            raise UserError(f"{sets.folder} has no set: whoever exported it had none, or a pair of it is redacted")
+            raise UserError(f"{sets.folder} has no preference set: the exporting peer had none, or one of its pairs is redacted")
         return trace_pair(there, self.sets, sets.read_set, self.pair)

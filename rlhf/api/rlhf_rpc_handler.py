@@ -81,20 +81,22 @@ class RlhfRpcHandler(RlhfRpc):
     ) -> str:
         self.peer.require_member()
         if not self._is_run():
-            raise UserError(f"this network does not run the module {MODULE}: `upgrade {MODULE} 1`, said by a quorum, brings it")
+            raise UserError(f"this network does not run the module {MODULE}: a quorum of voters must run `upgrade {MODULE} 1`")
         if [reward, preferences, project].count("") != 2:
-            raise UserError("say what is rewarded: --reward rule:NAME, --project PROJECT or --preferences FILE, one of them")
+            raise UserError("give one source of rewards: --reward rule:NAME, --project PROJECT or --preferences FILE")
         said, is_dpo = dict(overrides or {}), algorithm == DPO.name
         if is_dpo and (reward or blocklist):
-            raise UserError(f"dpo takes no {'--reward' if reward else '--blocklist'}: it learns from pairs, and samples nothing")
+            raise UserError(
+                f"dpo takes no {'--reward' if reward else '--blocklist'}: it learns from pairs and generates no responses"
+            )
         if ignore_accuracy and (is_dpo or reward or not ppo_iterations):
-            raise UserError("--ignore-accuracy: no policy is tuned by a reward model, so leave it out")
+            raise UserError("--ignore-accuracy needs a policy that is tuned by a reward model: leave it out")
         if algorithm and not is_dpo:
             said["algorithm"] = algorithm
         listed = await trio.to_thread.run_sync(pack_word_file, blocklist) if blocklist else b""
         cut = parse_field(TruncationSide, "--truncate", truncate)
         if (skip_bad or cut) and not preferences:
-            raise UserError("--skip-bad and --truncate are about a file: say them with --preferences FILE")
+            raise UserError("--skip-bad and --truncate apply to a file: use them with --preferences FILE")
         tuning = TuningPlanBuilder(
             self.peer, base, name, ppo_iterations, reward_epochs, said, listed, skip_bad, cut, ignore_accuracy
         )
@@ -118,19 +120,20 @@ class RlhfRpcHandler(RlhfRpc):
         await self.peer.submit_transaction("rlhf/cancel", tuning_plans.CancelPlan(key))
         after = self.peer.state.module_state(RlhfState).plans.get(key)
         if after is None or after.phase is not tuning_plans.PlanPhase.RUNNING:
-            return f"ended; {plan.current.objective} was its last stage"
+            return f"cancelled in the stage {plan.current.objective}"
         needed = VoterSet(self.peer.state.members.voters).quorum
-        return f"{len(after.stop_requests)} of the {needed} voters needed want the plan to end; the others have to say the same"
+        votes = f"{len(after.stop_requests)} of the {needed} voters needed have voted to cancel the plan"
+        return f"{votes}; run this command at the others, too"
 
     async def pause_rlhf_training(self) -> str:
         key, plan = self._own_plan()
         await self.peer.submit_transaction("rlhf/pause", tuning_plans.PausePlan(key))
-        return f"paused: once the open round of {plan.current.objective} is closed, none begins; `rlhf resume` lets it go on"
+        return f"paused: the open round of {plan.current.objective} is the last one until `rlhf resume`"
 
     async def resume_rlhf_training(self) -> str:
         key, plan = self._own_plan()
         await self.peer.submit_transaction("rlhf/resume", tuning_plans.ResumePlan(key))
-        return f"{plan.current.objective} goes on"
+        return f"{plan.current.objective} continues"
 
     def _running_plans(self) -> dict[bytes, tuning_plans.TuningPlan]:
         return self.peer.state.module_state(RlhfState).running_plans() if self._is_run() else {}
@@ -141,7 +144,7 @@ class RlhfRpcHandler(RlhfRpc):
         for key, plan in self._running_plans().items():
             if members.current_key(plan.author) == self.peer.me:
                 return key, plan
-        raise UserError("no plan of yours goes on: `cancel JOB` ends a job, said by its author")
+        raise UserError("this peer has no running plan: `cancel JOB` ends a job")
 
     def _plan_of(self, job: str) -> tuple[bytes, tuning_plans.TuningPlan]:
         """Return the running plan whose current job has this id or prefix. Raises `UserError` unless exactly one fits."""
@@ -149,27 +152,27 @@ class RlhfRpcHandler(RlhfRpc):
         found = [(key, plan) for key, plan in running.items() if plan.current.job.hex().startswith(job)]
         if len(found) != 1:
             there = ", ".join(plan.current.job.hex()[:8] for plan in running.values()) or "none"
-            raise UserError(f"{job!r} fits {len(found) or 'no'} plans that go on (their jobs are: {there})")
+            raise UserError(f"{job!r} matches {len(found) or 'no'} running plans (their jobs: {there})")
         return found[0]
 
     async def _decided(self, text: str) -> tuple[PreferenceSetSource, list[PreferencePair]]:
         """Derive the pairs that people have decided in a project so far. Raises `UserError`."""
         state = self.peer.state
         if not runs_curation(state):
-            raise UserError("this network does not run the module curation: `upgrade curation 1`, said by a quorum, brings it")
+            raise UserError("this network does not run the module curation: a quorum of voters must run `upgrade curation 1`")
         curation = state.module_state(CurationState)
         project, row = resolve_project(text, curation)
         if row.spec.kind is not QuestionKind.PAIR:
             raise UserError(NO_PROJECT.format(f"--project {text!r}"))
         if project in curation.closing:
-            raise UserError(f"--project {text!r} is being closed, which may change its labels: say it again when that is done")
+            raise UserError(f"--project {text!r} is being closed, which may change its labels: try again when it is closed")
         source = PreferenceSetSource(project, state.height)
         with trio.move_on_after(BLOB_FETCH_SECONDS_MAX):
             found = await derive_pairs(self.peer.service_context("sets"), source)
             if not found:
-                raise UserError(f"--project {text!r}: no pair of it is decided yet, but for redacted and bad ones")
+                raise UserError(f"--project {text!r}: it has no usable pair yet: none is decided, or all are redacted or bad")
             return source, found
-        raise UserError(f"--project {text!r}: nobody who is here has all tasks of {row.spec.name!r}")
+        raise UserError(f"--project {text!r}: no connected peer has all tasks of {row.spec.name!r}")
 
     async def rlhf_status(self) -> RlhfView:
         known = self.peer.state.module_state(RlhfState).plans.values() if self._is_run() else ()
@@ -210,7 +213,7 @@ class RlhfRpcHandler(RlhfRpc):
             return ""
         needed = VoterSet(state.members.voters).faults_tolerated + 1
         better = sum(found.is_better_than_chance for found in plan.reports.values())
-        measured = f"{pluralize(len(plan.reports), 'voter')} that measured the reward model"
+        measured = f"{pluralize(len(plan.reports), 'report')} of voters"
         return f"{better} of {measured} found it better than chance, {needed} have to agree"
 
     async def _measured(self, stage: StageView) -> StageView:
@@ -233,9 +236,9 @@ class RlhfRpcHandler(RlhfRpc):
         peer, key = self.peer, bytes.fromhex(job)
         worker, known = peer.worker_client, peer.state.jobs.jobs.get(key)
         if worker is None:
-            raise UserError("this peer has no worker to measure with: ask one with --role rlhf or full")
+            raise UserError("this peer has no worker to measure models: use a peer with --role rlhf or full")
         if known is None or known.phase is not JobPhase.FINISHED:
-            raise UserError(f"job {job[:8]} is not among the finished ones")
+            raise UserError(f"job {job[:8]} is not a finished job")
         place = key, known.round
         found = await trio.to_thread.run_sync(peer.store.measurements, key)
         stage = _stage(key, known)
@@ -247,7 +250,7 @@ class RlhfRpcHandler(RlhfRpc):
             else self._measures(stage.objective) and figures.keys().isdisjoint(EVALUATION_ENDS)
         )
         if is_due:
-            problem = "it is not here"
+            problem = "this peer does not have it"
             if peer.models.round_directory(*place).exists():
                 try:
                     await worker.evaluate_model(peer.make_round_context(*place, known))
@@ -295,20 +298,20 @@ class RlhfRpcHandler(RlhfRpc):
             return trace_pair(jobs, sets, partial(fetch_job_blob, self.peer, what="the set"), pair)
 
         if not self._is_run():
-            raise UserError("this network tunes no models, so nobody has drawn a pair")
+            raise UserError("this network has no tuning plans, so there are no pairs")
         state = self.peer.state
         return await trio.to_thread.run_sync(trace)
 
     async def compare_policy(self, prompt: str, tokens: int, temperature: float, seed: int) -> CompareView:
         worker = self.peer.worker_client
         if worker is None:
-            raise UserError("this peer has no worker to generate with: ask one with --role rlhf or full")
+            raise UserError("this peer has no worker to generate texts: use a peer with --role rlhf or full")
         begun = self._tuned()
         tuned = [
             (key, job) for key, job in begun if isinstance(job, Job) and JobSpec.decode(job.spec).resolved_objective.makes_text
         ]
         if not tuned:
-            way = "`rlhf status` says how far the plan is" if begun else "begin with `rlhf start`"
+            way = "`rlhf status` shows the progress of the plan" if begun else "start with `rlhf start`"
             raise UserError(f"no model has been tuned yet: {way}")
         key, job = tuned[-1]
         opened = self.peer.make_round_context(key, job.round, job)
@@ -328,7 +331,9 @@ class RlhfRpcHandler(RlhfRpc):
                 if opened.base_directory is None or opened.base_directory.exists():
                     raise
                 base = opened.base_directory.parent.name[:8]
-                raise UserError(f"the reference is gone: the model of job {base} was kept until the tuning was over") from None
+                raise UserError(
+                    f"the reference model of job {base} is deleted: peers keep it only until the tuning has finished"
+                ) from None
             told[name] = done.text
             withheld += [name] * done.is_withheld
         return CompareView(key.hex(), job.round, **told, withheld=tuple(withheld))

@@ -41,20 +41,20 @@ from training.round_context import TrainingPeer
 from training.transformer import BYTE_VOCABULARIES
 
 TokenizedSet = TokenizedPairs | TokenizedResponses
-EPOCHS_DEFAULT = 3  # if the number of rounds is not given
+EPOCHS_DEFAULT = 3  # used if the number of rounds is not given
 
 
 def build_instruct_spec(peer: TrainingPeer, request: TrainRequest) -> JobSpec:
     """Build the job of `train --from MODEL FILE`, and store its set as blobs. Raises `UserError` for an invalid file or value."""
     shown = text_files.printable_path(request.examples)
     if not request.initial_model:
-        raise UserError(f"{shown}: prompts and responses are learned by a model that is there: say --from JOB or FOLDER")
+        raise UserError(f"{shown}: prompts and responses need an existing model: give --from JOB or --from FOLDER")
     for argument, value in (("--data", request.data), ("--vocabulary", request.vocabulary)):
         if value and value not in BYTE_VOCABULARIES:
-            raise UserError(f"{argument} {value}: the responses of {shown} are what is learned; leave it out")
+            raise UserError(f"{argument} {value}: the job learns the responses of {shown}: leave it out")
     start = resolve_initial_model(peer, request)
     if request.vocabulary and start.tokenizer is not None:
-        raise UserError(f"--vocabulary {request.vocabulary}: the tokens are those of {start.name}; leave it out")
+        raise UserError(f"--vocabulary {request.vocabulary}: the vocabulary is that of {start.name}: leave it out")
     truncate = parse_field(TruncationSide, "--truncate", request.truncate)
     spec, said = build_supervised_spec(
         peer, INSTRUCT, start, request.name or INSTRUCT.name, request.overrides, job_presets.INSTRUCT_JOB
@@ -90,7 +90,7 @@ def build_supervised_spec(
         else ({}, parse_overrides(overrides))
     )
     if "model" in said:
-        raise UserError(f"--set {field}model.…: the model is that of {start.name}; leave it out")
+        raise UserError(f"--set {field}model.…: the model is that of {start.name}: leave it out")
     if isinstance(kind, SupervisedObjective) and "stop_token" not in own:
         own["stop_token"] = default_stop_token(peer, start, learns_to_end=kind is INSTRUCT)
     spec = JobSpec(
@@ -169,7 +169,7 @@ def find_newline_token(base: str, pieces: Tokenizer) -> int:
     if len(found) > 1:
         many = f"{base}: its tokenizer has {len(found)} tokens with a newline"
         raise UserError(
-            f"{many}: say which one ends a response, --set stop_token=TOKEN ({alone} is a newline alone), or stop_token=none"
+            f"{many}: choose the end of responses with --set stop_token=TOKEN ({alone} is a newline alone), or stop_token=none"
         )
     return int(alone)
 
@@ -198,7 +198,7 @@ def prepare_records(
         shortened += made is not record
     misfits.raise_if_any()
     if not found:
-        raise UserError(f"{file}: none of its lines can be used")
+        raise UserError(f"{file}: no line is usable")
     stopping = count_stop_texts(found, tokenizer, spec.resolved_objective.stop_token(spec))
     return found, PreparationCounts(left_out=misfits.left_out, shortened=shortened, holding_stop=stopping)
 
@@ -212,7 +212,7 @@ def count_stop_texts(records: Sequence[PromptRecord], tokenizer: Tokenizer, stop
 
 def _fitted(spec: JobSpec, record: R, tokenizer: Tokenizer, truncate: TruncationSide) -> R:
     if isinstance(spec.resolved_objective, SupervisedObjective) and not record.prompt:
-        raise UserError("its prompt is empty, so the first token of a response would follow nothing")
+        raise UserError("the prompt is empty: a response needs at least one token before it")
     made = record
     while (excess := max(_lengths(spec, made, tokenizer)) - spec.model.context) > 0:
         shorter = _shortened(spec, made, tokenizer, truncate, excess)
@@ -222,7 +222,7 @@ def _fitted(spec: JobSpec, record: R, tokenizer: Tokenizer, truncate: Truncation
             raise UserError(f"{long}{way_out}")
         made = shorter
     if isinstance(made, PreferencePair) and made.first == made.second:
-        raise UserError("both responses are the same, so none is the better one")
+        raise UserError("both responses are the same")
     return made
 
 

@@ -54,7 +54,7 @@ PROMPTS_CHECKED_MAX = 1_000  # prompts tried before a list that blocks them all 
 UNTRAINED_BASE = ModelReference(bytes(32), 1, bytes(32))  # placeholder for a reward model that is not trained yet
 
 
-BuiltPlan = tuple[tuning_plans.StartPlan, Mapping[str, float]]  # with the `PreferenceSetStatistics.odd` of its set
+BuiltPlan = tuple[tuning_plans.StartPlan, Mapping[str, float]]  # the plan, and `PreferenceSetStatistics.odd` of its set
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class TuningPlanBuilder:
     base: str  # a finished job, by name or id; empty: a new model, for a rule with its own vocabulary
     name: str
     iterations: int  # rounds of the policy; 0: only a reward model
-    epochs: int  # of the job that learns from preferences
+    epochs: int  # epochs of the job that learns from preferences
     overrides: dict[str, str]  # values of `--set`; fields of the reward model begin with REWARD_PREFIX
     blocklist: bytes  # a packed list of words that block a response; empty: none
     skip_bad: bool = False  # leave out invalid lines of a file
@@ -82,19 +82,21 @@ class TuningPlanBuilder:
 
     def build_rule_plan(self, reward: str) -> BuiltPlan:
         if reward == MODEL_REWARD:
-            raise UserError("--reward 'model': a plan trains it: leave --reward out, and say --project or --preferences")
+            raise UserError(
+                "--reward 'model': a plan trains the reward model itself: leave --reward out, and give --project or --preferences"
+            )
         if self.reward_overrides:
             raise UserError(f"--set {REWARD_PREFIX}{next(iter(self.reward_overrides))}=…: a rule is not trained: leave it out")
         if not self.iterations:
-            raise UserError("--ppo-iterations 0 would tune nothing by a rule: take 1 at least")
+            raise UserError("--ppo-iterations 0 tunes nothing with a rule: use at least 1")
         return tuning_plans.StartPlan(self._policy(reward).encode()), {}
 
     def check_preferences(self) -> None:
         if self.blocklist and not self.iterations:
-            raise UserError("--blocklist: no policy is tuned, and a reward model says nothing: leave it out")
+            raise UserError("--blocklist applies only to a policy, and this plan tunes none: leave it out")
         if self.policy_overrides and not self.iterations:
             raise UserError(
-                f"--set {next(iter(self.policy_overrides))}=…: no policy is tuned; of the reward model say `{REWARD_PREFIX}…`"
+                f"--set {next(iter(self.policy_overrides))}=…: no policy is tuned; reward model settings are `{REWARD_PREFIX}…`"
             )
 
     def build_reward_model_plan(self, given: str | list[PreferencePair], source: PreferenceSetSource | None) -> BuiltPlan:
@@ -117,7 +119,7 @@ class TuningPlanBuilder:
             counts = replace(preparation, holding_stop=count_stop_texts(found, load_job_tokenizer(self.peer, spec), stop))
             spec, policy = replace(spec, preparation=counts), replace(policy, preparation=counts) if policy else None
         unread = b""
-        if policy:  # its reward model is not known yet
+        if policy:  # The reward model is not known yet.
             unread = replace(
                 policy, objective_settings=codec.encode(replace(policy.decoded_settings, reward_model=None))
             ).encode()
@@ -162,7 +164,7 @@ class TuningPlanBuilder:
         name, liars = self.name or "ppo", byzantine_trainers_max(self.peer, ROLE)
         if not self.base:
             if self.blocklist:
-                raise UserError("--blocklist: the toy says no text, so it says no words: leave it out")
+                raise UserError("--blocklist: the toy model generates no text: leave it out")
             return build_toy_spec(reward, self.iterations, name, self.policy_overrides, liars)
         start, _, before = resolve_base_job(self.peer, self.base, "--base")
         said_of_own, said = parse_ppo_overrides(self.policy_overrides)
@@ -181,11 +183,11 @@ class TuningPlanBuilder:
             raise UserError(f"job {name!r}: {problem}")
         if own.prompts is PromptSourceKind.SET and learned is not None and len(learned.prompts) < 2:
             way = "`--set prompts=text` takes windows of the base's text instead"
-            raise UserError(f"no pair that is trained on has a prompt: {way}")
+            raise UserError(f"no training pair has a prompt: {way}")
         if own.prompts is PromptSourceKind.TEXT and before.data is None:
-            raise UserError(f"--base {self.base!r}: that job's text is local, so no prompts can be drawn that everybody knows")
+            raise UserError(f"--base {self.base!r}: its text is local to each trainer, so peers cannot draw the same prompts")
         if "model" in said:
-            raise UserError("--set model.…: the model is that of the base; leave it out")
+            raise UserError("--set model.…: the model is that of the base: leave it out")
         spec = JobSpec(
             name=name,
             objective="ppo",
@@ -219,7 +221,7 @@ def parse_reward_overrides(of_reward: dict[str, str]) -> tuple[RewardModelObject
     """Return the objective of the reward model, by default `reward-mean`, and its other overrides. Raises `UserError`."""
     read = of_reward.get(SCORE_FIELD, MEAN)
     if read not in REWARDS:
-        raise UserError(f"--set {REWARD_PREFIX}{SCORE_FIELD}={read}: a score is read at one of {', '.join(REWARDS)}")
+        raise UserError(f"--set {REWARD_PREFIX}{SCORE_FIELD}={read}: must be one of {', '.join(REWARDS)}")
     return REWARDS[read], {key: text for key, text in of_reward.items() if key != SCORE_FIELD}
 
 
@@ -228,9 +230,7 @@ def build_toy_spec(reward: str, rounds: int, name: str, overrides: dict[str, str
     rule = RULES.get(reward.removeprefix(RULE_PREFIX))
     if rule is None or rule.vocabulary is None:
         alone = ", ".join(RULE_PREFIX + known.name for known in RULES.values() if known.vocabulary is not None)
-        raise UserError(
-            f"--reward {reward!r} needs --base JOB, a finished job whose model is tuned; without one there is {alone}"
-        )
+        raise UserError(f"--reward {reward!r} needs --base JOB, a finished job whose model is tuned; without a base, use {alone}")
     own, said = parse_ppo_overrides(overrides)
     settings = codec.encode(PpoSettings(reward=reward, **job_presets.TOY_TERMS | own))
     spec = JobSpec(name=name, objective="ppo", model=job_presets.TOY_MODEL, objective_settings=settings, byzantine_max=liars)
@@ -265,5 +265,5 @@ def _require_prompt(trained: list[PreferencePair], listed: bytes) -> None:
     texts, known = tokenized_records.prompt_texts(trained)[:PROMPTS_CHECKED_MAX], blocklist.Blocklist(listed)
     if texts and all(known.blocks_text(text.encode()) for text in texts):
         raise UserError(
-            f"--blocklist blocks each of {pluralize(len(texts), 'prompt')} that were looked at: nothing would be answered"
+            f"--blocklist blocks each of {pluralize(len(texts), 'prompt')} that were checked: no prompt would be left"
         )

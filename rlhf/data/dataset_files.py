@@ -84,7 +84,7 @@ def read_records(
             made.append(record)
     misfits.raise_if_any()
     if not made:
-        raise UserError(f"{name}: there is no {what} in it: every line must be like {example}")
+        raise UserError(f"{name}: the file has no {what}: each line must be like {example}")
     return made
 
 
@@ -100,13 +100,13 @@ def _lines(name: str, stream: BinaryIO, lines_max: int) -> Iterator[tuple[int, A
     array = _array(name, first, stream) if first.lstrip().startswith(b"[") else None
     if isinstance(array, list):
         if len(array) > lines_max:
-            raise UserError(f"{name}: more than {lines_max} elements: take a part of it")
+            raise UserError(f"{name}: more than {lines_max} elements: use a part of the file")
         yield from enumerate(array, 1)
         return
     number, line = 1, first
     while line:
         if number > lines_max:
-            raise UserError(f"{name}: more than {lines_max} lines: take a part of it")
+            raise UserError(f"{name}: more than {lines_max} lines: use a part of the file")
         if len(line) > LINE_BYTES_MAX:
             while (rest := stream.readline(LINE_BYTES_MAX)) and not rest.endswith(b"\n"):
                 pass
@@ -124,22 +124,22 @@ def _array(name: str, first: bytes, stream: BinaryIO) -> list[Any] | None:
     if found and not any(isinstance(element, dict) for element in found):
         return None
     if stream.read(LINE_BYTES_MAX).strip():
-        raise UserError(f"{name}:2: the first line is an array, and more follows: write one object a line, or one array")
+        raise UserError(f"{name}:2: text follows the array in the first line: write one object per line, or one array")
     return list(found)
 
 
 def _whole_array(name: str, first: bytes, stream: BinaryIO) -> list[Any]:
     whole = first + stream.read(ARRAY_BYTES_MAX)
     if len(whole) > ARRAY_BYTES_MAX:
-        raise UserError(f"{name}: this array is larger than {ARRAY_BYTES_MAX >> 20} MB: write one object a line")
+        raise UserError(f"{name}: this array is larger than {ARRAY_BYTES_MAX >> 20} MB: write one object per line")
     try:
         return list(json.loads(whole.decode()))
     except UnicodeDecodeError:
-        raise UserError(f"{name}:1: this is no text in UTF-8: save it as that") from None
+        raise UserError(f"{name}:1: not UTF-8 text: save the file as UTF-8") from None
     except json.JSONDecodeError as error:
-        raise UserError(f"{name}:{error.lineno}: no JSON: {error.msg} at character {error.colno}") from None
+        raise UserError(f"{name}:{error.lineno}: invalid JSON: {error.msg} at character {error.colno}") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{name}:1: no JSON: {error}") from None
+        raise UserError(f"{name}:1: invalid JSON: {error}") from None
 
 
 def _parsed(where: str, line: Any, example: str) -> dict[str, Any]:
@@ -148,13 +148,13 @@ def _parsed(where: str, line: Any, example: str) -> dict[str, Any]:
     try:
         row = json.loads(line.decode()) if isinstance(line, bytes) else line
     except UnicodeDecodeError:
-        raise UserError(f"{where}: this is no text in UTF-8: save it as that") from None
+        raise UserError(f"{where}: not UTF-8 text: save the file as UTF-8") from None
     except json.JSONDecodeError as error:  # not `str(error)`, which counts lines from 1 in this line
-        raise UserError(f"{where}: no JSON: {error.msg} at character {error.pos + 1}") from None
+        raise UserError(f"{where}: invalid JSON: {error.msg} at character {error.pos + 1}") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: no JSON: {error}") from None
+        raise UserError(f"{where}: invalid JSON: {error}") from None
     if not isinstance(row, dict):
-        raise UserError(f"{where}: a line is a JSON object, such as {example}")
+        raise UserError(f"{where}: a line must be a JSON object, such as {example}")
     return row
 
 
@@ -191,7 +191,7 @@ def is_positive_example(where: str, row: dict[str, Any]) -> bool:
         return True
     said = GOOD.get(str(row["label"]).strip().lower())
     if said is None:
-        raise UserError(f"{where}: label says whether to learn the line, so it must be true or false, not {_shown(row['label'])}")
+        raise UserError(f"{where}: label must be true or false (whether to learn the line), not {_shown(row['label'])}")
     return said
 
 
@@ -203,7 +203,7 @@ def to_plain_texts(where: str, row: dict[str, Any]) -> dict[str, Any]:
     """
     row = dict(row)
     if row.get("tools"):
-        raise UserError(f"{where}: tools are not learned: leave the line out")
+        raise UserError(f"{where}: tools are not supported: remove the line")
     _name_response(row)
     for name in ("instruction", "question"):
         if "prompt" not in row and isinstance(row.get(name), str):
@@ -268,13 +268,13 @@ def _split_transcripts(where: str, row: dict[str, Any]) -> None:
     begun = [turn.end() for turn in TURN.finditer(common)]
     if not begun:
         if TURN.search(chosen) and TURN.search(rejected):
-            raise UserError(f"{where}: chosen and rejected begin with different prompts, so they are no pair")
+            raise UserError(f"{where}: chosen and rejected have different prompts")
         return
     row["prompt"] = chosen[: begun[-1]].lstrip()
     for name, text in (("chosen", chosen), ("rejected", rejected)):
         answer = text[begun[-1] :]
         if NEXT_TURN.search(answer):
-            raise UserError(f"{where}: chosen and rejected part before their last turn, so they are no pair")
+            raise UserError(f"{where}: chosen and rejected differ before their last turn")
         row[name] = answer if answer.strip() else ""
 
 
@@ -290,11 +290,11 @@ def _message(where: str, name: str, message: Any) -> tuple[str, str]:
         raise UserError(f'{where}: {name} must be a text, or messages like {{"role": "user", "content": "…"}}, of {of}')
     for call in CALLS:
         if message.get(call):
-            raise UserError(f"{where}: {name} holds a message with {call}: calls of tools are not learned")
+            raise UserError(f"{where}: {name} has a message with {call}: tool calls are not supported")
     said = message.get("role", message.get("from"))
     role = ROLES.get(said) if isinstance(said, str) else None
     if role is None:
-        raise UserError(f"{where}: {name} holds a message of the role {_shown(said)}: only those of {of} are learned")
+        raise UserError(f"{where}: {name} has a message of the role {_shown(said)}: only roles of {of} are supported")
     return role, _content(where, name, message.get("content", message.get("value")))
 
 
@@ -307,7 +307,7 @@ def _content(where: str, name: str, content: Any) -> str:
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind is not None and kind not in TEXT_PARTS:
-            raise UserError(f"{where}: {name} holds a part of the type {_shown(kind)}: only texts are learned")
+            raise UserError(f"{where}: {name} has a part of the type {_shown(kind)}: only texts are supported")
         text = part.get("text") if isinstance(part, dict) else part
         if not isinstance(text, str):
             raise UserError(f'{where}: {name} must be a text, or messages like {{"role": "user", "content": "…"}}')

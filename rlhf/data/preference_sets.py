@@ -22,9 +22,9 @@ from protocol.errors import RemoteProtocolError, UserError
 from rlhf.data.dataset_files import LINE_BYTES_MAX, InvalidLines, is_positive_example, read_records, to_plain_texts
 
 PERMILLE: Final = 1_000
-HELD_OUT_PERMILLE: Final = 100  # of the prompts, for measurements only
+HELD_OUT_PERMILLE: Final = 100  # prompts of a thousand that are used only for measurements
 PAIRS_MAX: Final = PAGES_MAX * PAGE_TASKS_MAX  # the maximum number of tasks of a project: a million
-UTF8_BYTES_MAX: Final = 4  # per character
+UTF8_BYTES_MAX: Final = 4  # bytes per character
 PAIR_BYTES_MAX: Final = 3 * UTF8_BYTES_MAX * TEXT_CHARACTERS_MAX + 64  # three texts, and less than 64 bytes for id and p
 assert 3 * 2 * len(r"\uXXXX") * TEXT_CHARACTERS_MAX < LINE_BYTES_MAX, "a line holds any three texts, however they are escaped"
 LENGTH_BYTES: Final = 4
@@ -77,7 +77,7 @@ def decode_records(stream: BinaryIO, kind: type[R]) -> list[R]:
         size = int.from_bytes(head, "big")
         data = stream.read(size) if len(head) == LENGTH_BYTES and size <= PAIR_BYTES_MAX else b""
         if not data or len(data) < size:
-            raise _bad("it ends inside of a record")
+            raise _bad("it ends within a record")
         record = codec.decode(kind, data, PAIR_BYTES_MAX)
         if not all(record.responses):
             raise _bad("a response is empty")
@@ -140,7 +140,7 @@ def checked_text(where: str, row: dict[str, Any], field: str) -> str:
     if len(text) > TEXT_CHARACTERS_MAX:
         raise UserError(f"{where}: {field} has {len(text)} characters, more than {TEXT_CHARACTERS_MAX}")
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise UserError(f"{where}: {field} holds half a surrogate pair, which is no character")
+        raise UserError(f"{where}: {field} has half a surrogate pair, which is no character")
     return text
 
 
@@ -171,7 +171,9 @@ def split_held_out(records: Sequence[R], permille: int = HELD_OUT_PERMILLE) -> t
         [record for record, side in zip(records, sides, strict=True) if side is wanted] for wanted in (False, True)
     )
     if not train:
-        raise UserError("every line is held out, by its prompt: give more prompts, or a smaller held_out_permille")
+        raise UserError(
+            "all pairs are held out, since prompts are held out as a whole: give more prompts, or a smaller held_out_permille"
+        )
     return train, held_out
 
 

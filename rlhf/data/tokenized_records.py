@@ -172,7 +172,7 @@ def _whole(
     for number, record in enumerate(records):
         prompt = tokenizer.encode(record.prompt.encode())
         if not len(prompt):
-            raise UserError(f"{record_label(record)}: its prompt is empty, so the first token of a response would follow nothing")
+            raise UserError(f"{record_label(record)}: the prompt is empty: a response needs at least one token before it")
         for response in record.responses:
             text = np.concatenate(
                 [prompt, append_stop_token(tokenizer.encode(response.encode()), spec.decoded_settings.stop_token)]
@@ -267,13 +267,13 @@ def _open_set(
     Raises `UserError` for records that the job cannot use, or for tokens other than `named`.
     """
     if tokenized:
-        raise UserError(f"{path} holds tokens, and this job learns from a set of prompts and responses")
+        raise UserError(f"{path} contains tokens, but this job learns from prompts and responses")
     with path.open("rb") as stream:
         records = decode_records(stream, kind)
     found = tokenize(spec, records, tokenizer, on_block)
     if named is not None and tokens_digest(found) != named:
         raise UserError(
-            f"{path}: this tokenizer makes other tokens of it than the job was made with: install the others' release"
+            f"{path}: this tokenizer produces other tokens than at the job's creation: install the release that other peers run"
         )
     return found
 

@@ -34,7 +34,7 @@ from protocol.errors import UserError
 from protocol.limits import VOTERS_MAX
 
 Row = tuple[int, bytes, TaskRow]  # a pair: index in its page, id of its task, row of its task
-NO_PROJECT: Final = "{} is no project of pairs: preferences come of those alone"
+NO_PROJECT: Final = "{} does not compare pairs: preferences need a project of pairs"
 SETS_KEPT_MAX: Final = 64  # decided sets without a known job or plan; the others stay, because their redactions count
 
 
@@ -94,7 +94,7 @@ class PreferenceSetClaim:
 class AttestedPreferenceSet:
     source: PreferenceSetSource
     decided_height: Count
-    redactions_seen: Count  # as in a claim
+    redactions_seen: Count  # see PreferenceSetClaim
     redacted: Count = 0  # tasks of the set that were redacted after the decision
 
 
@@ -113,11 +113,11 @@ def create_claim(view: StateReader, source: PreferenceSetSource, named: bytes, h
     if project is None or project.spec.kind is not QuestionKind.PAIR:
         raise Refused(NO_PROJECT.format(source.project.hex()[:16]))
     if source.project in curation.closing:
-        raise Refused(f"the project {project.spec.name!r} is being closed, which may change its labels: wait until that is done")
+        raise Refused(f"the project {project.spec.name!r} is being closed, which may change its labels: wait until it is closed")
     if source.height >= height:
         raise Refused(f"height {source.height} is not decided yet")
     if not project.settled:
-        raise Refused(f"nothing is decided in the project {project.spec.name!r} yet")
+        raise Refused(f"the project {project.spec.name!r} has no labels yet")
     return PreferenceSetClaim(source, named, curation.redacted)
 
 
@@ -131,11 +131,11 @@ def add_attestation(
 ) -> PreferenceSetClaim:
     """Add the attestation of a voter, and drop those of former voters. Raises `Refused`."""
     if claim is None or claim.is_decided:
-        raise Refused("no such plan waits for its set")
+        raise Refused("no plan waits for this preference set")
     if voter not in voters:
-        raise Refused("only a voter says which set a plan learns from")
+        raise Refused("only voters report the preference set of a plan")
     if voter in claim.attestations:
-        raise Refused("this voter has said already what it derived")
+        raise Refused("this voter has already reported its preference set")
     kept = {key: other for key, other in claim.attestations.items() if key in voters}
     return replace(claim, attestations=kept | {voter: found})
 

@@ -96,9 +96,11 @@ class RlhfModule(Module[RlhfState]):
                 plan = tuning_plans.create_plan(self._rules, key, said.author, begin, view, context.height)
                 mine = sum(members.current_key(other.author) == said.author for other in state.running_plans().values())
                 if mine >= tuning_plans.PLANS_OF_MEMBER_MAX:
-                    raise Refused(f"a plan of {short_id(said.author)} goes on: `rlhf status` shows it, `rlhf cancel` ends it")
+                    raise Refused(
+                        f"a plan of {short_id(said.author)} is already running: `rlhf status` shows it, `rlhf cancel` ends it"
+                    )
                 if len(state.running_plans()) >= tuning_plans.PLANS_RUNNING_MAX:
-                    raise Refused(f"{tuning_plans.PLANS_RUNNING_MAX} plans go on, the most there can be")
+                    raise Refused(f"{tuning_plans.PLANS_RUNNING_MAX} plans are running, the maximum: wait until one ends")
                 first = plan.current
                 # A refusal in `settle_block` is silent, so this trial start reports the reason to the author.
                 self._jobs.start_job(view.module_state(JobsState), view, first.job, first.spec, said.author, context.height)
@@ -240,7 +242,7 @@ def preference_set_origin(view: StateReader, data: bytes) -> str:
 
 def _running(state: RlhfState, key: bytes) -> TuningPlan:
     if key not in state.running_plans():
-        raise Refused("no such plan goes on")
+        raise Refused("no such plan is running")
     return state.plans[key]
 
 
@@ -248,7 +250,7 @@ def _own(state: RlhfState, members: MembersState, key: bytes, author: bytes) -> 
     """Return a running plan for a transaction of its author. Raises `Refused` for other members."""
     plan = _running(state, key)
     if members.current_key(plan.author) != author:
-        raise Refused("only its author can say that of a plan; `rlhf cancel JOB`, said by a quorum of the voters, ends it")
+        raise Refused("only the author may do this: a quorum of voters can cancel the plan with `rlhf cancel JOB`")
     return plan
 
 

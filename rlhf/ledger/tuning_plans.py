@@ -61,7 +61,7 @@ from rlhf.pair_accuracy import PairAccuracy, agreed_accuracy
 from training.api.job_notes import no_progress_text
 from training.job_spec import ROUNDS_MAX, SETTINGS_BYTES_MAX, JobSpec
 
-PLANS_RUNNING_MAX: Final = 4  # of all members: each plan keeps a base and a reward model on every peer's disk
+PLANS_RUNNING_MAX: Final = 4  # plans of all members: each keeps a base and a reward model on every peer's disk
 PLANS_OF_MEMBER_MAX: Final = 1  # running plans of one member, so that it cannot occupy all places
 PLANS_KEPT_MAX: Final = 16  # ended plans, for `rlhf status`
 REFUSED_HEIGHTS_MAX: Final = 10_000  # blocks that may refuse the job of a stage: hours, with rounds of a few seconds
@@ -127,7 +127,7 @@ class PlanFailure:
 
     height: Count
     rejected: Annotated[dict[Name, Count], Length(0, REASONS_MAX)]  # verdict -> number of updates, in the current stage
-    accuracy: PairAccuracy | None = None  # of the reward model, if that is the reason
+    accuracy: PairAccuracy | None = None  # accuracy of the reward model, if that is the reason
     rounds: Count = 0  # consecutive rounds without an accepted update, if that is the reason
 
 
@@ -138,7 +138,7 @@ class PlanStage:
     rounds: Annotated[int, Between(1, ROUNDS_MAX)]
     spec: Spec  # empty once the job has started, because the job holds the specification
     root: Digest | None = None  # root of a first stage's last model, once that stage is over
-    accuracy: PairAccuracy | None = None  # of that model, decided by the voters
+    accuracy: PairAccuracy | None = None  # accuracy of that model, decided by the voters
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +153,9 @@ class TuningPlan:
     paused_at: Count | None = None  # height at which the plan was paused; None: it is not paused
     paused_heights: Count = 0  # length of earlier pauses, in blocks
     stop_requests: TrainerKeys = ()  # voters that voted to end the plan
-    claim: PreferenceSetClaim | None = None  # for a set from a project
+    claim: PreferenceSetClaim | None = None  # present only for a set from a project
     ignores_accuracy: bool = False
-    # by voter, on the model of the current stage
+    # reports on the model of the current stage, by voter
     reports: Annotated[dict[Key, PairAccuracy], Length(0, VOTERS_MAX)] = field(default_factory=dict)
     failure: PlanFailure | None = None
 
@@ -178,7 +178,7 @@ def create_plan(rules: JobSpecRules, key: bytes, author: bytes, said: StartPlan,
     network.require_parameters_allowed(first.parameters)
     if first.objective == PPO.name:
         if said.policy or said.source or first.read is not None:
-            raise Refused("a plan that begins with a job of the objective 'ppo' is that job alone, and a rule rewards it")
+            raise Refused("a plan that begins with a job of the objective 'ppo' has only this job, with a rule as its reward")
     elif first.objective not in PAIR_OBJECTIVES or first.base is None:
         raise Refused(
             "a plan begins with a job of the objective 'reward', 'reward-mean' or 'dpo' that starts from another's model"
@@ -219,13 +219,13 @@ def with_reward_model(spec: bytes, model: ModelReference) -> bytes:
     job = codec.decode(JobSpec, spec)
     own = codec.decode(PpoSettings, job.objective_settings) if job.objective == PPO.name else None
     if own is None or own.reward != MODEL_REWARD or own.reward_model is not None:
-        raise RemoteProtocolError("bad-job", f"its policy says reward {MODEL_REWARD!r}, and leaves out which model")
+        raise RemoteProtocolError("bad-job", f"its policy has the reward {MODEL_REWARD!r}, and must not name the model")
     return replace(job, objective_settings=codec.encode(replace(own, reward_model=model))).encode()
 
 
 def pause_plan(plan: TuningPlan, height: int) -> TuningPlan:
     if plan.paused_at is not None:
-        raise Refused("the plan is paused already: `rlhf resume` lets it go on")
+        raise Refused("the plan is already paused: `rlhf resume` continues it")
     return replace(plan, paused_at=height)
 
 
@@ -255,11 +255,11 @@ def add_report(
     if plan is None or not awaits_reports(plan, jobs):
         raise Refused("no plan waits for reports on this reward model")
     if voter not in voters:
-        raise Refused("only a voter reports on a reward model")
+        raise Refused("only voters report on a reward model")
     if voter in plan.reports:
-        raise Refused("this voter has reported on the reward model")
+        raise Refused("this voter has already reported on the reward model")
     if accuracy.halves > 2 * accuracy.pairs:
-        raise Refused(f"{accuracy.halves} half pairs are more pairs than {accuracy.pairs}")
+        raise Refused(f"{accuracy.halves} half pairs are more than the {accuracy.pairs} pairs")
     kept = {key: other for key, other in plan.reports.items() if key in voters}
     return replace(plan, reports=kept | {voter: accuracy})
 

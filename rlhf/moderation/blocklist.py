@@ -24,9 +24,7 @@ class Blocklist:
         assert BYTES_MAX == ENTRIES_MAX * (4 * ENTRY_CHARACTERS_MAX + 1)
         entries = parse_word_list("the list that the job names", blob)
         if pack_entries(entries) != blob:
-            raise UserError(
-                "the list that the job names is not packed: its entries do not ascend, or there is more than they are"
-            )
+            raise UserError("the job's blocklist is malformed: its entries do not ascend, or it has further bytes")
         self._filter = WordMatcher(entries)
 
     def blocks_text(self, text: bytes) -> bool:

@@ -19,10 +19,10 @@ from protocol.errors import UserError
 from rlhf.data.dataset_files import read_rows
 from rlhf.moderation import confusables
 
-ENTRIES_MAX: Final = 10_000  # of a list: every word is compared with all entries that begin with a star
+ENTRIES_MAX: Final = 10_000  # entries per list: every word is compared with all entries that begin with a star
 ENTRY_CHARACTERS_MAX: Final = 64
-READINGS_MAX: Final = 64  # of one piece: otherwise a text of ambiguous letters would take minutes
-PIECES_MAX: Final = ENTRY_CHARACTERS_MAX  # of one split word
+READINGS_MAX: Final = 64  # readings per piece: otherwise a text of ambiguous letters would take minutes
+PIECES_MAX: Final = ENTRY_CHARACTERS_MAX  # pieces of one split word
 GAP_MAX: Final = 3  # characters between two pieces of a split word
 APART_MIN: Final = 3  # letters of a split word: shorter words would match everywhere
 MASKED_MIN: Final = 4  # letters of a word with masked letters
@@ -31,11 +31,11 @@ MASKS: Final = "*#"
 PICTURES: Final = 0x2190  # marks from this code point on are pictures, the others are punctuation
 WORD_MIN: Final = 5  # a piece of this many letters counts as an English word of its own
 SHORT_WORDS: Final = frozenset(confusables.SHORT_WORDS.split())
-SUFFIXES: Final = ("s", "t", "d", "m", "ll", "re", "ve", "em")  # of English contractions; they are not a part of the next word
+SUFFIXES: Final = ("s", "t", "d", "m", "ll", "re", "ve", "em")  # English contractions; they are no part of the next word
 APOSTROPHES: Final = "'’ʼ`´‘＇"
 INNER_SYMBOLS: Final = "@$€£¥¢§"  # between letters, these are not punctuation
 REPEATED_LETTERS: Final = re.compile(r"(.)\1\1+", re.DOTALL)
-LINES_MAX: Final = 10_000_000  # of a file, which is read line by line
+LINES_MAX: Final = 10_000_000  # lines per file, which is read line by line
 EXAMPLE: Final = '{"id": 1, "text": "…"}'
 
 
@@ -50,7 +50,7 @@ def parse_word_list(name: str, data: bytes) -> tuple[str, ...]:
     try:
         lines = data.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
-        raise UserError(f"{name}:{data[: error.start].count(10) + 1}: this is no text in UTF-8: save it as that") from None
+        raise UserError(f"{name}:{data[: error.start].count(10) + 1}: not UTF-8 text: save the file as UTF-8") from None
     entries = set[str]()
     for number, line in enumerate(lines, 1):
         entry = line.strip()
@@ -59,9 +59,9 @@ def parse_word_list(name: str, data: bytes) -> tuple[str, ...]:
                 raise UserError(f"{name}:{number}: {problem}")
             entries.add(entry)
     if not entries:
-        raise UserError(f"{name}: there is no word in it: write one a line, with * for any letters")
+        raise UserError(f"{name}: the file has no words: write one per line, with * for any letters")
     if len(entries) > ENTRIES_MAX:
-        raise UserError(f"{name}: {len(entries)} words are more than {ENTRIES_MAX}: take the most important ones")
+        raise UserError(f"{name}: {len(entries)} words are more than {ENTRIES_MAX}: keep the most important ones")
     return tuple(sorted(entries))
 
 
@@ -71,7 +71,7 @@ def entry_problem(entry: str) -> str | None:
     parts = entry.split("*")
     kinds = {unit.kind for part in parts for unit in _units(part)}
     if not any(parts) or not kinds <= {_CharacterKind.LETTER, _CharacterKind.DIGIT}:
-        return f"{entry!r} is no word: an entry has letters and digits, and * for any letters"
+        return f"{entry!r} is not a valid entry: use letters and digits, and * for any letters"
     return None
 
 
@@ -425,6 +425,6 @@ def filter_jsonl(entries: Sequence[str], name: str, stream: BinaryIO) -> Iterato
     for number, row in read_rows(name, stream, EXAMPLE, LINES_MAX):
         text = row.get("text")
         if not isinstance(text, str) or "id" not in row:
-            raise UserError(f"{name}:{number}: a line has an id, and a text that is a string, such as {EXAMPLE}")
+            raise UserError(f"{name}:{number}: a line needs an id and a text, such as {EXAMPLE}")
         found = words.find_entry(text)
         yield {"id": row["id"], "blocked": found is not None, "word": found}

@@ -77,9 +77,9 @@ class PolicyMetrics:
     kl: float  # nats
     score: float
     optimum: float | None = None  # the toy's largest value
-    gap_closed: float | None = None  # for the toy: (value − reference_value) / (optimum − reference_value)
+    gap_closed: float | None = None  # toy model: (value − reference_value) / (optimum − reference_value)
     pair_accuracy: float | None = None  # share of held-out pairs whose better response scores higher
-    linear_accuracy: float | None = None  # the same for the word-count model, trained on the same pairs
+    linear_accuracy: float | None = None  # accuracy of the word-count model, trained on the same pairs
 
 
 # For people --------------------------------------------------------------------------------------------------------------------
@@ -108,6 +108,6 @@ def diversity_warning(course: PolicyHistory, spec: bytes) -> str:
         return ""
     return (
         f"job {JobSpec.decode(spec).name}: by round {display_round_number(course.warned)} the score rose while responses "
-        "became alike (distinct-2 fell by a fifth or more): `rlhf compare` shows what is said; "
+        "became alike (distinct-2 fell by a fifth or more): `rlhf compare` shows the responses; "
         "a larger beta, kl_target or kl_stop hold a policy nearer to its reference"
     )

@@ -44,7 +44,7 @@ EPOCHS_MAX: Final = 64
 GAE_LAMBDA: Final = 0.95  # default λ of GAE
 CLIP_RANGE: Final = 0.2  # default clip range of the ratio, and of the value in its own units
 GROUP_MAX: Final = 1_024  # responses to one prompt: more would hardly improve their mean
-ROLLOUT_TOKENS_MAX: Final = 8 << 20  # of one trainer and round, with prompts: a worker holds 48 bytes per token, 400 MB
+ROLLOUT_TOKENS_MAX: Final = 8 << 20  # tokens per trainer and round, with prompts: a worker holds 48 bytes per token, 400 MB
 PLACES_MAX: Final = 4 << 20  # responses times epochs: a worker holds 20 bytes per place, and computes a loss for it
 MILLIONTHS: Final = 1_000_000
 FIGURE_MAX: Final = 2**53 - 1
@@ -72,7 +72,7 @@ Share = Annotated[int, Between(0, MILLIONTHS)]  # in millionths
 BILLIONTHS: Final = 10**9  # β is in billionths, as score per nat
 # K. Ziegler et al. use 1/10 for thousands of iterations; a job here has tens. With 1 the distance oscillates by half the target.
 GAIN: Final = Fraction(1, 4)
-CHANGE_MAX: Final = Fraction(1, 5)  # of β per round: one round is a small sample of responses
+CHANGE_MAX: Final = Fraction(1, 5)  # largest change of β per round, which has a small sample of responses
 # The minimum is large enough that a change by a fifth survives rounding down. The maximum is `WEIGHT_MAX`.
 BETA_MIN, BETA_MAX = 1_000, 1_000 * BILLIONTHS
 
@@ -81,7 +81,7 @@ BETA_MIN, BETA_MAX = 1_000, 1_000 * BILLIONTHS
 class KlControllerState:
     """State of the controller of a job with `kl_target`, after its first round with an accepted proposal."""
 
-    beta: Annotated[int, Between(BETA_MIN, BETA_MAX)]  # in billionths
+    beta: Annotated[int, Between(BETA_MIN, BETA_MAX)]  # billionths
 
 
 def nats_per_response(k1: int, responses: int) -> Fraction:
@@ -125,7 +125,7 @@ class RolloutLimits:
     """Limits of a trainer's responses in a round."""
 
     responses: int
-    tokens_max: int  # of one response
+    tokens_max: int  # tokens per response
     vocabulary: int
     stop: int | None
 
@@ -201,7 +201,7 @@ class PpoSettings:
         if (self.reward == MODEL_REWARD) != (self.reward_model is not None):
             return f"reward {self.reward!r} {'needs' if self.reward == MODEL_REWARD else 'reads no'} reward_model"
         if self.reward != MODEL_REWARD and self.reward_rule is None:
-            return f"reward {self.reward!r} is none of {', '.join(RULE_PREFIX + known for known in RULES)}"
+            return f"reward {self.reward!r} is not one of {', '.join(RULE_PREFIX + known for known in RULES)}"
         if self.prompts is PromptSourceKind.SET and self.reward_model is None:
             return f"prompts 'set' are those that a reward model's pairs have, and reward {self.reward!r} has none"
         for field in WEIGHTS:
@@ -212,8 +212,8 @@ class PpoSettings:
             if nats is not None and not NATS_MIN <= nats <= WEIGHT_MAX:
                 return f"{field} must lie in {NATS_MIN:g}..{WEIGHT_MAX:g}, is {nats}"
         if self.kl_target is not None and not self.beta:
-            return "beta 0 cannot be steered to kl_target: take a larger beta, or leave kl_target out"
-        return None if 0 <= self.gae_lambda <= 1 else f"gae_lambda must lie in 0..1, is {self.gae_lambda}"
+            return "beta 0 cannot be adapted to kl_target: use a larger beta, or leave kl_target out"
+        return None if 0 <= self.gae_lambda <= 1 else f"gae_lambda must be in 0..1, is {self.gae_lambda}"
 
     @property
     def reward_rule(self) -> RewardRule | None:
@@ -226,7 +226,7 @@ class RolloutDeclaration:
     """The declaration of a `ppo` proposal: its responses and their figures."""
 
     blob: Digest  # the responses, encoded as in `rlhf.objectives.rollouts`
-    tokens: Count  # of all responses
+    tokens: Count  # tokens of all responses
     unfinished: Count  # responses without the stop token
     k1: Figure  # sum of log π − log π_ref over all tokens
     score: Figure  # sum of the rewards of all responses, without penalties
@@ -252,8 +252,8 @@ class RolloutBatches:
     returns: npt.NDArray[np.float32]
 
 
-ROLLOUT: Final = RejectionReason("rollout", "it trained on responses that the model has not given")
-FIGURES: Final = RejectionReason("figures", "its figures are not those of its responses")
+ROLLOUT: Final = RejectionReason("rollout", "it trained on responses that the model did not generate")
+FIGURES: Final = RejectionReason("figures", "its declared statistics do not match its responses")
 
 
 class PpoObjective(Objective):
@@ -269,7 +269,7 @@ class PpoObjective(Objective):
     refers_to_first = True
     declaration_type = RolloutDeclaration
     rejection_reasons = (ROLLOUT, FIGURES)
-    required_objectives = ("reward", "reward-mean")  # of `rlhf.objectives.supervised_objectives`, which imports this module
+    required_objectives = ("reward", "reward-mean")  # from `rlhf.objectives.supervised_objectives`, which imports this module
     loss_unit = "(clipped surrogate)"  # plus the weighted value loss: it has no unit
 
     def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
@@ -277,32 +277,32 @@ class PpoObjective(Objective):
         if problem:
             return str(problem)
         if not job.is_reexecuted:
-            return f"audit {job.audit.value!r} would let everybody invent responses: take 'full' or 'sampled'"
+            return f"audit {job.audit.value!r} would let trainers invent responses: use 'full' or 'sampled'"
         if settings.blocklist is not None and job.tokenizer is None and job.model.vocabulary < BYTES:
             return f"a vocabulary of {job.model.vocabulary} tokens says no text, in which words could be: leave blocklist out"
         if settings.prompts is PromptSourceKind.SET and job.data is not None:
-            return "its prompts are of a set, so it reads no text: leave out data"
+            return "its prompts come from a preference set: leave data out"
         vocabulary, context = job.model.vocabulary, job.model.context
         wanted = settings.reward_rule.vocabulary if settings.reward_rule else None
         if wanted not in (None, vocabulary):
-            return f"reward {settings.reward!r} is for a vocabulary of {wanted} tokens, the model has {vocabulary}"
+            return f"reward {settings.reward!r} needs a vocabulary of {wanted} tokens, but the model has {vocabulary}"
         if job.tokenizer is None and vocabulary > BYTES_WITH_END:
-            return f"model.vocabulary {vocabulary} needs a tokenizer: name a base that has one"
+            return f"model.vocabulary {vocabulary} needs a tokenizer: use a base that has one"
         both = f"prompt_tokens {settings.prompt_tokens} and response_tokens {settings.response_tokens}"
         if settings.prompt_tokens + settings.response_tokens > context:
             return f"{both} are more than the model's context of {context} tokens: shorten one of them"
         if settings.stop_token is not None and settings.stop_token >= vocabulary:
-            return f"stop_token {settings.stop_token} is no token of a vocabulary of {vocabulary}"
+            return f"stop_token {settings.stop_token} is not in the vocabulary of {vocabulary} tokens"
         if job.local_steps % settings.epochs:
             return f"local_steps {job.local_steps} must be a multiple of epochs {settings.epochs}"
         responses = self.responses_per_round(job, settings)
         if settings.algorithm is PolicyAlgorithm.GRPO and responses % settings.group_size:
-            return f"{responses} responses a round are no groups of {settings.group_size}: take another group_size"
+            return f"{responses} responses per round are not divisible by group_size {settings.group_size}: change one of them"
         tokens = responses * (settings.prompt_tokens + settings.response_tokens)
         if tokens > ROLLOUT_TOKENS_MAX:
-            return f"{tokens} tokens in prompts and responses are more than {ROLLOUT_TOKENS_MAX}: take fewer or shorter ones"
+            return f"{tokens} tokens in prompts and responses are more than {ROLLOUT_TOKENS_MAX}: use fewer or shorter responses"
         if responses * settings.epochs > PLACES_MAX:
-            return f"{responses} responses in {settings.epochs} epochs are more than {PLACES_MAX}: take fewer of one of them"
+            return f"{responses} responses in {settings.epochs} epochs are more than {PLACES_MAX}: use fewer responses or epochs"
         if job.model.parameters + 2 * job.model.width > PARAMETERS_TUNED_MAX:
             return f"{job.model.parameters} parameters and two vectors beside them are more than {PARAMETERS_TUNED_MAX}"
         return None

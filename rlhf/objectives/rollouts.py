@@ -46,7 +46,7 @@ def gumbel_noise(place: RolloutId, tokens: Iterable[tuple[int, int]], vocabulary
     drawn = b"".join(noise_bytes(place, response, token, NOISE_BYTES * vocabulary) for response, token in tokens)
     noise = np.frombuffer(drawn, dtype="<u4").reshape(-1, vocabulary) + 0.5
     noise /= 2.0**32
-    for _ in range(2):  # in place, because memory would take most of the time
+    for _ in range(2):  # in place, since allocations would take most of the time
         np.negative(np.log(noise, out=noise), out=noise)
     return noise.astype(np.float32)
 
@@ -111,7 +111,7 @@ def _no_rollouts(detail: str) -> RemoteProtocolError:
 
 # Prompts ----------------------------------------------------------------------------------------------------------------
 
-DRAWS_MAX: Final = 16  # per response: they only fail if nearly every prompt is blocked
+DRAWS_MAX: Final = 16  # draws per response: all fail only if nearly every prompt is blocked
 NO_PROMPT: Final = np.zeros(1, dtype=np.int64)
 
 

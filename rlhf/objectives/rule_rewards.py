@@ -27,7 +27,7 @@ TOY_RESPONSES: Final = TOY_VOCABULARY**TOY_LENGTH
 @dataclass(frozen=True, slots=True)
 class RewardRule:
     name: str
-    about: str  # for people, in one line
+    about: str  # description for people, one line
     make: Callable[[int], Reward]  # takes the seed of the job
     vocabulary: int | None = None  # required size of the vocabulary; None: any
 

@@ -25,7 +25,7 @@ SCORE_HEAD: Final = f"{HEAD}reward"
 STEPS_MIN: Final = 2
 NATS: Final = "held_out_nats_per_response_token"
 BETA: Final = 0.1  # Rafailov et al. 2023, section 6
-NEWLINE: Final = 10  # as a byte
+NEWLINE: Final = 10  # byte of a newline
 
 Stop = Annotated[int, Between(0, VOCABULARY_MAX - 1)] | None
 
@@ -39,11 +39,11 @@ class RecordObjective(Objective):
 
     def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
         if job.data is None:
-            return f"a job of the objective {self.name!r} learns from a set of responses: name a file of JSONL"
+            return f"a job of the objective {self.name!r} learns from responses: give a JSONL file"
         if not job.is_reexecuted:
-            return f"audit {job.audit.value!r} would let everybody invent {self.contents}: take 'full' or 'sampled'"
+            return f"audit {job.audit.value!r} would let trainers invent {self.contents}: use 'full' or 'sampled'"
         if job.tokenizer is None and job.model.vocabulary not in BYTE_VOCABULARIES:
-            return f"model.vocabulary {job.model.vocabulary} needs a tokenizer: name a base that has one"
+            return f"model.vocabulary {job.model.vocabulary} needs a tokenizer: use a base that has one"
         return None
 
     def draw_examples(
@@ -104,11 +104,11 @@ class RewardModelObjective(PairObjective):
 
     def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
         if job.data is None:
-            return "a reward model learns from a set of preferences: name one with `rlhf start --preferences FILE`"
+            return "a reward model learns from preferences: give them with `rlhf start --preferences FILE`"
         if problem := super().spec_problem(job, settings):
             return problem
         if job.local_steps < STEPS_MIN:
-            return f"local_steps {job.local_steps} would move the head alone in the first round: take {STEPS_MIN} at least"
+            return f"local_steps {job.local_steps} would train only the head in the first round: use at least {STEPS_MIN}"
         if job.model.parameters + job.model.width > PARAMETERS_TUNED_MAX:
             return f"{job.model.parameters} parameters and a head for scores are more than {PARAMETERS_TUNED_MAX}"
         return None
@@ -153,7 +153,7 @@ class MeanRewardObjective(RewardModelObjective):
 
     def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
         if settings.learns is TrainableParameters.WORDS and job.weight_decay:
-            return f"weight_decay {job.weight_decay:g} would shrink layers that are to stay: take 0, or learns all"
+            return f"weight_decay {job.weight_decay:g} would change the frozen layers: use weight_decay 0, or --set learns=all"
         return super().spec_problem(job, settings)
 
     def draw_example_numbers(self, job: JobSpecProtocol, step: InnerStep, count: int, records: int) -> npt.NDArray[np.int64]:
@@ -197,7 +197,7 @@ class SupervisedObjective(RecordObjective):
         if problem := super().spec_problem(job, settings):
             return problem
         if settings.stop_token is not None and settings.stop_token >= job.model.vocabulary:
-            return f"stop_token {settings.stop_token} is no token of a vocabulary of {job.model.vocabulary}"
+            return f"stop_token {settings.stop_token} is not in the vocabulary of {job.model.vocabulary} tokens"
         return None
 
     def stop_token(self, job: JobSpecProtocol) -> int | None:
@@ -265,7 +265,7 @@ MEAN_REWARD: Final = MeanRewardObjective()
 INSTRUCT: Final = InstructObjective()
 DPO: Final = DpoObjective()
 MEAN: Final = "mean"
-REWARDS: Final = {"last": REWARD, MEAN: MEAN_REWARD}  # by the tokens that give the score
+REWARDS: Final = {"last": REWARD, MEAN: MEAN_REWARD}  # objectives by the tokens that give the score
 REWARD_NAMES: Final = tuple(kind.name for kind in REWARDS.values())
 assert PPO.required_objectives == REWARD_NAMES
 PAIR_OBJECTIVES: Final = (*REWARD_NAMES, DPO.name)  # names of objectives that learn from a preference set

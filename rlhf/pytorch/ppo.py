@@ -44,7 +44,7 @@ from training.replicated.tensor_layout import Float32Array
 EPSILON: Final = 2.0**-10  # tolerated lead of another token: logits differ by about 1e-5 between processors
 # twice the effect of `FIGURE_TOLERANCE` in each score: `rlhf.objectives.rollouts.SCORE_VARIANCE`
 CORRELATION_TOLERANCE: Final = 0.02
-FIGURE_TOLERANCE: Final = 1e-4  # in sums, per token or response: no setting depends on less
+FIGURE_TOLERANCE: Final = 1e-4  # tolerance of sums, per token or response: no setting depends on less
 
 
 def ppo_loss(

@@ -28,13 +28,13 @@ def score_pairs(model: Path, file: Path, tokenizer: Path | None) -> Iterator[tup
     spec, parameters, _ = checkpoint.read_checkpoint(model)
     if spec.objective not in REWARD_NAMES:
         scoring = " or ".join(map(repr, REWARD_NAMES))
-        raise UserError(f"{model} is a model of the objective {spec.objective!r}: name one of {scoring}, which scores")
+        raise UserError(f"{model} has the objective {spec.objective!r}: use a model of {scoring}")
     if (spec.tokenizer is None) != (tokenizer is None):
-        takes = "takes bytes: leave --tokenizer out" if tokenizer else "has a tokenizer: name its JSON with --tokenizer FILE"
+        takes = "takes bytes: leave --tokenizer out" if tokenizer else "has a tokenizer: give its JSON file with --tokenizer FILE"
         raise UserError(f"{model} {takes}")
     known = load_tokenizer(tokenizer.read_bytes() if tokenizer else None, spec.model.vocabulary)
     if spec.tokenizer is not None and known.digest != spec.tokenizer:
-        raise UserError(f"{tokenizer} is another tokenizer than {model} was trained with")
+        raise UserError(f"{tokenizer} is not the tokenizer that {model} was trained with")
     with file.open("rb") as stream:
         found = read_preference_file(file.name, stream)
     tokens, side = tokenized_records.tokenize_all(spec, found, known)

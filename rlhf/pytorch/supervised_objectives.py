@@ -24,9 +24,9 @@ from training.engines.pytorch.engine import TorchEngine
 from training.engines.pytorch.model import GPT
 from training.job_spec import JobSpec
 
-TOKENS_AT_ONCE: Final = 8_192  # in one forward pass without training
+TOKENS_AT_ONCE: Final = 8_192  # tokens per forward pass without training
 DEVIATION_MIN: Final = 1e-2  # scores differ by 1e-6 between processors: divided by this, the difference is still tolerated
-BINS: Final = 10  # of probabilities
+BINS: Final = 10  # bins of probabilities
 Floats = npt.NDArray[np.floating[Any]]
 
 

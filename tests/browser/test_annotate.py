@@ -57,7 +57,7 @@ async def test_an_answer_is_taken_back_until_it_is_sent(tmp_path: Path) -> None:
         first = await page.join(address(site), "ann")
         await page.press("1")
         await page.count("held", 1)
-        assert "Undo (U) takes it back" in (await page.texts("[data-answer]"))[0]
+        assert "press U to undo" in (await page.texts("[data-answer]"))[0]
         second = await page.task(first)
         await page.press("u")
         assert await page.task(second) == first, "it is asked again"
@@ -71,7 +71,7 @@ async def test_an_answer_is_taken_back_until_it_is_sent(tmp_path: Path) -> None:
         assert await page.task() == second
         await page.until("!document.querySelector('[data-state=held]')")
         await page.press("u")
-        await page.until("document.querySelector('.told').textContent.includes('Nobody can take it back now')")
+        await page.until("document.querySelector('.told').textContent.includes('cannot be undone')")
         assert (await said(site.stats))["annotations"] == 1
 
 
@@ -99,7 +99,7 @@ async def test_no_answer_is_lost_or_doubled_while_the_peer_is_away(tmp_path: Pat
         shown = await page.task(shown)
         await page.press("2")
         await page.until("document.querySelector('.resting')")
-        assert (await page.script("return document.querySelector('main').innerText")).count("does not answer") == 1
+        assert (await page.script("return document.querySelector('main').innerText")).count("is not responding") == 1
         async with room.serving(web_listen=f"{site.host}:{site.port}") as (_, site):
             await page.until("document.querySelector('.here')")
             await page.task(shown)
@@ -119,7 +119,9 @@ async def test_an_answer_whose_lease_was_lost_is_told_and_stays(tmp_path: Path) 
         await page.press("1")
         await page.count("lost", 1)
         told = await page.until("document.querySelector('.told.bad').textContent")
-        assert told.startswith("Your answer “\u2068one\u2069” does not count: ") and (await said(site.stats))["annotations"] == 0
+        assert (
+            told.startswith("Your answer to “\u2068one\u2069” does not count: ") and (await said(site.stats))["annotations"] == 0
+        )
 
 
 async def test_sides_of_a_pair_are_by_the_assignment_and_the_answer_names_the_item(tmp_path: Path) -> None:

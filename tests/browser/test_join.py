@@ -90,7 +90,7 @@ async def test_a_key_goes_on_in_a_fresh_browser_with_its_backup_and_passphrase_a
             await page.open(f"{address(site)}/join")
             await page.until("document.activeElement.name === 'name'")
             await restored(page, file, "another passphrase")
-            await page.until("document.querySelector('.told.bad')?.textContent.startsWith('This passphrase does not open')")
+            await page.until("document.querySelector('.told.bad')?.textContent.startsWith('Wrong passphrase')")
             await restored(page, file, PASSPHRASE)
             await page.task()
             await page.press("1")
@@ -106,9 +106,9 @@ async def test_a_backup_can_be_made_later_and_until_then_the_page_says_what_happ
         )
         await page.open(f"{address(site)}/join")
         training = await page.until("document.querySelector('[data-live=training]')?.textContent")
-        assert re.fullmatch(r"At the moment it trains proverbs, round \d+ of 999\.", training)
+        assert re.fullmatch(r"Now training: proverbs, round \d+ of 999\.", training)
         await page.join(address(site), "ann / bob")
-        assert "nobody can make it anew" in (await page.texts(".notice:not([hidden])"))[0]
+        assert "it cannot be restored" in (await page.texts(".notice:not([hidden])"))[0]
         await page.open(f"{address(site)}/join")
         await page.until("document.activeElement.name === 'passphrase'")
         assert await axe.found(page) == []
@@ -128,7 +128,7 @@ async def test_the_page_of_a_single_voter_says_that_it_decides_alone(tmp_path: P
     async with Room(tmp_path).serving() as (_, site), browser() as page:
         await page.open(f"{address(site)}/join")
         await page.until("document.querySelector('[data-live=who]')")
-        alone = "One peer trains a model here, and its operator alone decides what counts, until others vote."
+        alone = "One peer trains a model here, and its operator decides alone until other voters join."
         assert " ".join((await page.texts("[data-live=who]"))[0].split()) == alone
 
 
@@ -305,7 +305,7 @@ async def test_annotators_are_listed_by_points_as_soon_as_there_are_any(tmp_path
         token = await operator(daemon)
         project = await founded(site, token, tasks=[{"text": "one"}, {"text": "two"}], price=3)
         await page.open(f"{address(site)}/leaderboard")
-        await page.until("document.querySelector('main').innerText.includes('Nobody has joined yet')")
+        await page.until("document.querySelector('main').innerText.includes('No annotators yet')")
         shown = await page.join(address(site), "<b>ann</b>")
         await page.press("1")
         await page.task(shown)

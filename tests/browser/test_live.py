@@ -48,7 +48,7 @@ async def test_the_expelled_liar_is_named_as_soon_as_its_block_is_applied(tmp_pa
         watched, (liar,) = peers.demo.watched, [peer for peer in peers.peers if peer.lies]
         await page.open(f"{await wait_for_web_address(watched)}live")
         assert await shown(page, "state") == "working"
-        assert await page.texts("#nobody") == ["Nobody so far."]
+        assert await page.texts("#nobody") == ["None so far."]
         await page.script(SEEN)
         await peers.train({**network.SMALL_JOB, "local_steps": "20"})
         with patience():
@@ -112,12 +112,12 @@ async def test_a_block_with_anything_changed_fails_to_verify(room: Room) -> None
         signature = certificate.signatures[me]
         changed = {
             "✓ verified: 1 of 1 signatures": {},
-            "✗ a signature is false": {"certificate": signed_by({me: flipped(signature, 5)})},
-            "✗ somebody signed who does not vote": {"certificate": signed_by({me: signature, stranger: signature})},
-            "✗ 0 signatures, 1 are needed": {"certificate": signed_by({})},
-            "✗ the signatures are of another header": {"header": flipped(bytes.fromhex(block["header"]), 40).hex()},
-            "✗ the block names other voters": {"voters": codec.encode((stranger, me)).hex()},
-            "✗ the certificate is of something else": before,
+            "✗ a signature is invalid": {"certificate": signed_by({me: flipped(signature, 5)})},
+            "✗ a signer is not a voter": {"certificate": signed_by({me: signature, stranger: signature})},
+            "✗ 0 of 1 required signatures": {"certificate": signed_by({})},
+            "✗ the signatures belong to another header": {"header": flipped(bytes.fromhex(block["header"]), 40).hex()},
+            "✗ the block names a different set of voters": {"voters": codec.encode((stranger, me)).hex()},
+            "✗ the certificate belongs to another block": before,
         }
         for expected, changes in changed.items():
             await page.open(f"{address(site)}/live")
@@ -184,8 +184,16 @@ async def test_roots_that_differ_and_trainers_that_are_suspended_are_told_as_tex
         live = (await said(site.get, "/api/v1/live")).body
         (me,) = live["peers"]
         me["name"] = "<img src=x onerror=alert(1)>"
-        job = {"job": "e" * 64, "name": "demo", "state": "running", "round": 7, "rounds": 9, "accepted": {}, "rejected": {}}
-        live["jobs"] = [job | {"suspended": {me["peer"]: 12}}]
+        job = {
+            "job": "e" * 64,
+            "name": "demo",
+            "state": "running",
+            "rounds_in_model": 7,
+            "rounds": 9,
+            "accepted": {},
+            "rejected": {},
+        }
+        live["jobs"] = [job | {"suspended_until": {me["peer"]: 12}}]
         live["samples"] = [{"job": job["job"], "round": 4, "text": "a\u0007b\ufffd <b>c</b>\nd"}]
         live["blocks"][-1]["own_root"] = "5" * 64
         source = TOLD % json.dumps(live)
@@ -208,7 +216,15 @@ async def test_each_vote_has_a_line_of_its_own_on_a_phone(room: Room) -> None:
         }
         live["peers"] = [me | {"peer": peer, "name": name} for peer, name in names.items()]
         live["jobs"] = [
-            {"job": "e" * 64, "name": "demo", "state": "running", "round": 7, "rounds": 9, "accepted": {}, "rejected": {}}
+            {
+                "job": "e" * 64,
+                "name": "demo",
+                "state": "running",
+                "rounds_in_model": 7,
+                "rounds": 9,
+                "accepted": {},
+                "rejected": {},
+            }
         ]
         peers = list(names)
         votes = {voter: dict(zip(peers, ("accept", "equivocation", "replay"), strict=False)) for voter in peers}
@@ -233,7 +249,15 @@ async def test_a_vote_says_whether_its_voter_re_executed_the_update(is_phone: bo
         (me,) = live["peers"]
         names = {"a" * 52: "anna", "b" * 52: "ben", "c" * 52: "cora", "d" * 52: "liar"}
         live["peers"] = [me | {"peer": peer, "name": name} for peer, name in names.items()]
-        job = {"job": "e" * 64, "name": "demo", "state": "running", "round": 7, "rounds": 9, "accepted": {}, "rejected": {}}
+        job = {
+            "job": "e" * 64,
+            "name": "demo",
+            "state": "running",
+            "rounds_in_model": 7,
+            "rounds": 9,
+            "accepted": {},
+            "rejected": {},
+        }
         anna, ben, cora, liar = peers = list(names)
         job["reexecution_limits"] = {cora: "is asked last to re-execute until round 28"}
         votes = {voter: dict.fromkeys((anna, ben, cora), "accept") | {liar: "replay"} for voter in (anna, ben)}
@@ -252,6 +276,6 @@ async def test_a_vote_says_whether_its_voter_re_executed_the_update(is_phone: bo
             *("– unsure", "– re-executed: accept", "–", "–"),
         ]
         assert ["until round 28" in row for row in await page.texts("#peers tr")] == [False, False, True, False]
-        assert "Nothing proves that it did" in (await page.texts("#round"))[0]
+        assert "does not prove that it did" in (await page.texts("#round"))[0]
         assert not await page.script("return document.documentElement.scrollWidth > innerWidth")
         assert await axe.found(page) == []

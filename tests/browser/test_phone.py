@@ -54,7 +54,7 @@ async def test_a_pair_is_answered_by_a_finger_and_by_a_key(tmp_path: Path) -> No
         await page.script("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
         await require_fit(page)
         await page.script(WRONG_SIGN_IN)
-        await page.until(f"document.querySelector('.told').textContent.startsWith('no account') && {IN_SIGHT}")
+        await page.until(f"document.querySelector('.told').textContent.startsWith('wrong name') && {IN_SIGHT}")
         assert ["401" in error for error in await page.errors()] == [True]
         shown = await page.join(address(site), "ann")
         left = {shown: int(shown[-1], 16) & 1}

@@ -217,7 +217,7 @@ async def test_sixteen_options_and_both_sides_of_a_pair_have_keys(tmp_path: Path
         token, shown = await operator(daemon), ""
         await founded(site, token, name="sixteen", options=options, tasks=[{"text": f"text {number}"} for number in range(3)])
         shown = await page.join(address(site), "ann")
-        await page.until("document.querySelector('[data-progress]')?.textContent.includes('0 of 3 have a label')")
+        await page.until("document.querySelector('[data-progress]')?.textContent.includes('0 of 3 tasks labeled')")
         for key in ("0", "a", "f"):
             await page.press(key)
             shown = await page.task(shown) if key != "f" else shown
@@ -260,7 +260,7 @@ async def test_people_choose_among_projects(tmp_path: Path) -> None:
         await page.until("document.querySelectorAll('#choice option').length === 3")
         assert await page.script("return document.querySelector('#choice select').value") == "", "all"
         assert (await page.texts("#choice option"))[1:] == [
-            f"\u2068{name}\u2069 (0 of {n})" for name, n in (("first", 9), ("second", 5))
+            f"\u2068{name}\u2069 (0 of {n} labeled)" for name, n in (("first", 9), ("second", 5))
         ]
         given_back = await page.task()
         await choose(page, "second")

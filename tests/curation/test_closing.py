@@ -241,7 +241,7 @@ def test_a_member_that_founds_and_closes_cannot_fill_the_queue_of_closes(room: R
     """Otherwise one member could keep all others, and the voters, from closing a project."""
     for _ in range(PROJECTS_UNFINISHED_MAX):
         room.say(AUTHOR, "curation/set-phase", SetProjectPhase(room.project(MOODS, tasks=0), ProjectPhase.CLOSED))
-    assert "20 projects of this member are open or being closed" in room.refused(
+    assert "20 projects of this member are open or closing" in room.refused(
         AUTHOR, "curation/create-project", CreateProject(MOODS)
     )
     room.later(OPENING_MS)
@@ -266,7 +266,7 @@ def test_no_more_projects_are_unfinished_than_the_state_can_list(monkeypatch: py
     monkeypatch.setattr("curation.ledger.curation_module.PROJECTS_MAX", 2)
     room.say(AUTHOR, "curation/set-phase", SetProjectPhase(room.project(MOODS), ProjectPhase.CLOSED))
     room.project(MOODS, author=OTHER)
-    assert "2 projects are open or being closed" in room.refused(OTHER, "curation/create-project", CreateProject(MOODS))
+    assert "2 projects are open or closing" in room.refused(OTHER, "curation/create-project", CreateProject(MOODS))
 
 
 def test_a_serving_peer_knows_when_a_close_begins(room: Room) -> None:

@@ -76,13 +76,13 @@ def test_a_number_is_the_option_with_that_text_in_every_format(what: str, ending
 
 def test_an_ambiguous_answer_names_its_line_and_both_readings() -> None:
     assert problem("a.jsonl", lines({"text": "a", "gold": "01"}, {"text": "b", "gold": 1}), ("01", "02")).startswith(
-        "a.jsonl:2: gold '1' has 2 readings: the option '01' by its value, or the option '02' by its position"
+        "a.jsonl:2: gold '1' is ambiguous: the option '01' by its value, or the option '02' by its position"
     )
 
 
 def test_a_value_that_json_has_not_is_named() -> None:
-    assert "a.jsonl:1: no JSON: NaN is no value of JSON; write null" in problem("a.jsonl", '{"text": "a", "gold": NaN}')
-    assert "a.jsonl:1: no JSON: 'gold' is there twice" in problem("a.jsonl", '{"text": "a", "gold": 1, "gold": 0}')
+    assert "a.jsonl:1: invalid JSON: NaN is not valid in JSON: write null" in problem("a.jsonl", '{"text": "a", "gold": NaN}')
+    assert "a.jsonl:1: invalid JSON: 'gold' is present twice" in problem("a.jsonl", '{"text": "a", "gold": 1, "gold": 0}')
 
 
 # Labels ------------------------------------------------------------------------------------------------------------------
@@ -131,15 +131,15 @@ def test_a_label_becomes_the_right_answer_where_its_field_is_named(name: str, da
 @pytest.mark.parametrize(
     ("name", "data", "why"),
     [
-        ("spans.jsonl", lines({"text": "Hello", "spans": [{"start": 0, "end": 2, "label": "neg"}]}), "none of the options"),
-        ("sequence.jsonl", lines({"text": "Hello", "label": [[0, 2, "neg"]]}), "none of the options"),
-        ("other.jsonl", lines({"text": "Hello", "label": "angry"}), "label 'angry' is none of the options: pos, neg"),
+        ("spans.jsonl", lines({"text": "Hello", "spans": [{"start": 0, "end": 2, "label": "neg"}]}), "not one of the options"),
+        ("sequence.jsonl", lines({"text": "Hello", "label": [[0, 2, "neg"]]}), "not one of the options"),
+        ("other.jsonl", lines({"text": "Hello", "label": "angry"}), "label 'angry' is not one of the options: pos, neg"),
         ("reject.jsonl", lines({"text": "Hello", "label": "neg", "answer": "reject"}), "has the `answer` 'reject'"),
         ("ignore.jsonl", lines({"text": "Hello", "accept": ["neg"], "answer": "ignore"}), "has the `answer` 'ignore'"),
         ("differ.json", studio(choice("neg"), choice("pos")), "differs among 2 annotations"),
         ("several.json", studio(choice("neg") + choice("pos", name="topic")), "answers 2 questions: mood, topic"),
-        ("regions.json", studio([STUDIO | {"value": {"start": 0, "end": 2, "labels": ["neg"]}}]), "is no answer of a task"),
-        ("cats.jsonl", lines({"text": "Hello", "cats": {"pos": 0.1, "neg": 0.9}}), "none of the options"),
+        ("regions.json", studio([STUDIO | {"value": {"start": 0, "end": 2, "labels": ["neg"]}}]), "of this project takes"),
+        ("cats.jsonl", lines({"text": "Hello", "cats": {"pos": 0.1, "neg": 0.9}}), "not one of the options"),
     ],
 )  # fmt: skip
 def test_labels_that_are_no_answer_are_counted_with_a_reason_and_a_way_out(name: str, data: str, why: str) -> None:
@@ -151,7 +151,7 @@ def test_labels_that_are_no_answer_are_counted_with_a_reason_and_a_way_out(name:
 
 
 def test_choices_of_label_studio_are_texts_and_never_positions() -> None:
-    assert "'1' is none of the options" in read("a.json", studio(choice("1"))).notes[0]
+    assert "'1' is not one of the options" in read("a.json", studio(choice("1"))).notes[0]
     assert golds(read("a.json", studio(choice("1")), "0123", gold_from="label")) == [(1,)]
     assert golds(read("a.json", studio(choice("b", "a")), "abc", many=True, gold_from="mood")) == [(0, 1)]
 
@@ -167,9 +167,9 @@ def test_stars_of_label_studio_are_read_both_ways() -> None:
         )
 
     assert golds(stars("123")) == golds(stars(("bad", "good"))) == [(2,)]
-    with pytest.raises(UserError, match="label 2 has 2 readings: the option '2' by its text, or the option '1' by the number"):
+    with pytest.raises(UserError, match="label 2 is ambiguous: the option '2' by its text, or the option '1' by the number"):
         stars("0123")
-    assert "2 readings" in stars("0123", "").notes[0] and suggestions(stars("0123", "")) == [None]
+    assert "is ambiguous" in stars("0123", "").notes[0] and suggestions(stars("0123", "")) == [None]
 
 
 def test_other_answers_of_label_studio() -> None:
@@ -195,7 +195,7 @@ def test_predictions_stay_suggestions_beside_gold() -> None:
 def test_no_label_becomes_a_suggestion_in_a_file_with_gold() -> None:
     file = read("a.jsonl", lines({"text": "a", "label": "neg", "gold": "neg"}, {"text": "b", "label": "pos"}))
     assert (suggestions(file), golds(file)) == ([None, None], [(1,), None])
-    assert "2 labels of 'label' left out (a.jsonl:1: suggestions beside gold could give it away)" in file.notes[0]
+    assert "2 labels of 'label' left out (a.jsonl:1: suggestions beside gold could reveal it)" in file.notes[0]
 
 
 def test_wrong_gold_is_an_error_and_an_empty_one_is_none() -> None:
@@ -206,11 +206,13 @@ def test_wrong_gold_is_an_error_and_an_empty_one_is_none() -> None:
             gold_from="label",
         )
     ) == [(1,), None, None]
-    assert "a.csv:3: label 'angry' is none of the options" in problem("a.csv", "text,label\na,neg\nb,angry\n", gold_from="label")
+    assert "a.csv:3: label 'angry' is not one of the options" in problem(
+        "a.csv", "text,label\na,neg\nb,angry\n", gold_from="label"
+    )
     assert "there is no 'labels'; it has items, label, text" in problem(
         "a.jsonl", lines({"text": "a", "items": [], "label": "neg"}), gold_from="labels"
     )
-    assert "only one of them can be the right answer" in problem(
+    assert "only one of them can be the gold" in problem(
         "a.jsonl", lines({"text": "a", "gold": "neg", "label": "neg"}), gold_from="label"
     )
     assert golds(read("a.csv", "text,Answer\na,neg\n", gold_from="answer")) == [(1,)], "in any case"
@@ -221,7 +223,7 @@ def test_a_field_may_be_named_in_any_case() -> None:
     for more in ({"gold_from": "LABEL"}, {"columns": {"gold": "Label", "text": "TEXT"}}):
         file = read("a.jsonl", rows, **more)  # type: ignore[arg-type]
         assert golds(file) == [None, (1,)] and "has the `answer` 'reject'" in file.notes[0]
-    assert "2 fields are named 'label': 'label', 'LABEL'" in problem("a.csv", "text,label,LABEL\na,pos,neg\n", gold_from="Label")
+    assert "2 fields mean 'label': 'label', 'LABEL'" in problem("a.csv", "text,label,LABEL\na,pos,neg\n", gold_from="Label")
 
 
 def test_a_field_with_another_use_is_no_label() -> None:
@@ -385,16 +387,16 @@ def test_a_line_break_within_quotes_stays_and_lines_are_counted_as_they_stand() 
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ("sentence,mood\na,b\n", "a.csv:1: no column is called `text`, or `item1`, `item2` and so on; it has 2 columns: 's"),
+        ("sentence,mood\na,b\n", "a.csv:1: no column is named `text`, or `item1`, `item2` and so on; it has 2 columns: 's"),
         ("sentence;mood\na;b\n", "it has 2 columns: 'sentence', 'mood'"),
         ("just a line\n", "it has one column: 'just a line'"),
         ("", "a.csv: there is no line in it"),
-        ("text\n", "a.csv: there is no task in it"),
-        ("text,text\na,b\n", "a.csv:1: 2 fields are named 'text': 'text', 'text'"),
-        ("Text, TEXT\na,b\n", "a.csv:1: 2 fields are named 'text': 'Text', 'TEXT'"),
+        ("text\n", "a.csv: the file has no tasks"),
+        ("text,text\na,b\n", "a.csv:1: 2 fields mean 'text': 'text', 'text'"),
+        ("Text, TEXT\na,b\n", "a.csv:1: 2 fields mean 'text': 'Text', 'TEXT'"),
         ('text\n"open\nfoo\n', "a.csv:3: unexpected end of data"),
-        ("text,label\na,b,c\n", "a.csv:2: this line has other columns than the first one names"),
-        ("text,label\na\n", "a.csv:2: this line has other columns than the first one names"),
+        ("text,label\na,b,c\n", "a.csv:2: this line does not have the columns of the first line"),
+        ("text,label\na\n", "a.csv:2: this line does not have the columns of the first line"),
     ],
 )  # fmt: skip
 def test_a_message_shows_the_columns_that_were_found(data: str, said: str) -> None:

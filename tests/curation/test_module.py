@@ -150,8 +150,10 @@ def test_the_author_reviews_what_seven_votes_do_not_settle(room: Room) -> None:
     task = room.task(cat)
     assert task.stage is TaskStage.REVIEW and room.row(project).review == 1
     key = task_id(project, task.number)
-    assert "another member's project" in room.refused(PEER, "curation/review-task", ReviewTask(key, (1,)))
-    assert "[5] is no answer: one of 0..1" in room.refused(AUTHOR, "curation/review-task", ReviewTask(key, (5,)))
+    assert "belongs to another member" in room.refused(PEER, "curation/review-task", ReviewTask(key, (1,)))
+    assert "[5] is not a valid answer: expected one of 0..1" in room.refused(
+        AUTHOR, "curation/review-task", ReviewTask(key, (5,))
+    )
     room.say(AUTHOR, "curation/review-task", ReviewTask(key, (1,)))
     assert room.task(cat).label == (1,) and room.row(project).review == 0 and room.person(BOB).accepted == 0
 
@@ -290,7 +292,7 @@ def test_what_cannot_act_is_passed_over_and_changes_nothing(room: Room, how: str
 
 def test_a_batch_of_a_peer_that_does_not_serve_is_refused(room: Room) -> None:
     assert "only members with the role 'annotator'" in room.refused(AUTHOR, "curation/statements", StatementBatch())
-    assert "600 statements, at most 512" in room.refused(
+    assert "600 statements, more than 512" in room.refused(
         PEER, "curation/statements", StatementBatch(leases=(room.wish(ANN),) * 300, enrolments=(room.enrolment(ANN),) * 300)
     )
 
@@ -441,9 +443,9 @@ def test_projects_are_of_members_who_have_ten_open_ones_at_most(room: Room) -> N
     assert "10 projects of this member are open" in room.refused(AUTHOR, "curation/create-project", CreateProject(ONE))
     room.closed(first)
     assert room.refused(AUTHOR, "curation/create-project", CreateProject(ONE)) == ""
-    assert "closed for ever" in room.refused(AUTHOR, "curation/set-phase", SetProjectPhase(first, ProjectPhase.OPEN))
+    assert "closed permanently" in room.refused(AUTHOR, "curation/set-phase", SetProjectPhase(first, ProjectPhase.OPEN))
     assert "the project is closed" in room.refused(AUTHOR, "curation/add-page", AddTaskPage(first, bytes(32), 1, bytes(32), 1))
-    assert "another member's" in room.refused(PEER, "curation/set-phase", SetProjectPhase(first, ProjectPhase.OPEN))
+    assert "belongs to another member" in room.refused(PEER, "curation/set-phase", SetProjectPhase(first, ProjectPhase.OPEN))
 
 
 @pytest.mark.parametrize(
@@ -453,9 +455,9 @@ def test_projects_are_of_members_who_have_ten_open_ones_at_most(room: Room) -> N
         (replace(ONE, options=("a", "a")), "two options are the same"),
         (replace(ONE, items=2), "a label has a text and no items"),
         (ProjectSpec("p", QuestionKind.PAIR, (), False, 0, None, 3, 0, False), "a pair has 2 `items`, not 0"),
-        (ProjectSpec("p", QuestionKind.PAIR, ("a",), False, 2, None, 3, 0, False), "a pair has no options of its own"),
+        (ProjectSpec("p", QuestionKind.PAIR, ("a",), False, 2, None, 3, 0, False), "a pair takes no options"),
         (ProjectSpec("p", QuestionKind.RANKING, (), False, 2, None, 3, 0, False), "a ranking has 3 to 9 `items`, not 2"),
-        (ProjectSpec("p", QuestionKind.RATING, ("1", "2"), True, 0, None, 3, 0, False), "a rating has one answer, not many"),
+        (ProjectSpec("p", QuestionKind.RATING, ("1", "2"), True, 0, None, 3, 0, False), "a rating has one answer, not several"),
     ],
 )
 def test_a_project_that_asks_nonsense_is_refused(room: Room, asked: ProjectSpec, why: str) -> None:
@@ -597,7 +599,7 @@ def test_a_quorum_of_voters_closes_a_project(room: Room) -> None:
     project = room.project(ONE, tasks=1)
     outsider = PEOPLE[5]
     room.decide(room.admission(outsider))
-    assert "only a voter" in room.refused(outsider, "curation/vote-to-stop", VoteToStopProject(project))
+    assert "only voters" in room.refused(outsider, "curation/vote-to-stop", VoteToStopProject(project))
     for who in (PEER, OTHER, OTHER, PEER):
         room.say(who, "curation/vote-to-stop", VoteToStopProject(project))
     assert room.row(project).phase is ProjectPhase.OPEN and set(room.row(project).stop_requests) == {PEER.public, OTHER.public}
@@ -607,7 +609,7 @@ def test_a_quorum_of_voters_closes_a_project(room: Room) -> None:
         and room.curation.closing == (project,)
         and project not in room.curation.open
     )
-    assert "no such project is open or paused" in room.refused(PEER, "curation/vote-to-stop", VoteToStopProject(project))
+    assert "unknown project, or it is closed already" in room.refused(PEER, "curation/vote-to-stop", VoteToStopProject(project))
 
 
 def test_the_wish_of_a_voter_that_left_does_not_count(room: Room) -> None:
@@ -682,8 +684,8 @@ def test_a_redacted_task_is_drawn_no_more(room: Room) -> None:
     assert room.curation.annotations == 0
     assert {room.assignment(lease).number for mine in room.leased(BOB, CAT, count=8) for lease in mine} == {3 - begun - fresh}
     assert [row_of(room, project, number).stage for number in (begun, fresh)] == 2 * [TaskStage.REDACTED]
-    assert "redacted already" in room.refused(AUTHOR, "curation/redact", redaction(room, project, begun))
-    assert "no such task" in room.refused(AUTHOR, "curation/redact", redaction(room, project, 3))
+    assert "already redacted" in room.refused(AUTHOR, "curation/redact", redaction(room, project, begun))
+    assert "unknown task" in room.refused(AUTHOR, "curation/redact", redaction(room, project, 3))
 
 
 def test_a_draw_looks_at_few_redacted_tasks_and_the_next_one_goes_on(room: Room) -> None:
@@ -745,7 +747,7 @@ def test_a_task_that_waits_for_its_author_waits_no_more_when_it_is_redacted(room
     assert room.row(project).review == 1
     room.say(AUTHOR, "curation/redact", redaction(room, project, 0))
     assert room.row(project).review == 0
-    assert "no such task waits" in room.refused(AUTHOR, "curation/review-task", ReviewTask(task_id(project, 0), (1,)))
+    assert "does not wait for its author" in room.refused(AUTHOR, "curation/review-task", ReviewTask(task_id(project, 0), (1,)))
 
 
 def test_two_voters_of_four_redact_if_they_say_the_same(room: Room) -> None:
@@ -754,14 +756,14 @@ def test_two_voters_of_four_redact_if_they_say_the_same(room: Room) -> None:
     outsider = PEOPLE[5]
     room.decide(room.admission(outsider))
     wish = redaction(room, project, 1)
-    assert "only the project's author or a voter" in room.refused(outsider, "curation/redact", wish)
+    assert "only the project's author and voters" in room.refused(outsider, "curation/redact", wish)
     room.say(PEER, "curation/redact", wish)
     room.say(PEER, "curation/redact", wish)
     room.say(OTHER, "curation/redact", replace(wish, digest=b"o" * 32))
     assert room.curation.redacted == 0
     room.say(OTHER, "curation/redact", wish)
     assert room.curation.redacted == 1 and row_of(room, project, 1).is_redacted and len(room.curation.wishes) == 0
-    assert "that page has changed meanwhile" in room.refused(AUTHOR, "curation/redact", replace(wish, index=2, digest=b"p" * 32))
+    assert "the page has changed meanwhile" in room.refused(AUTHOR, "curation/redact", replace(wish, index=2, digest=b"p" * 32))
 
 
 def test_only_a_page_of_these_tasks_goes_and_none_that_a_project_has(room: Room) -> None:
@@ -794,8 +796,8 @@ def test_gold_is_what_its_author_knew_when_the_page_was_added(room: Room) -> Non
     def refused(*answers: GoldAnswerProof, who: FastSigner = AUTHOR, of: bytes = project, page: int = 0) -> str:
         return room.refused(who, "curation/reveal-gold", RevealGold(of, page, answers))
 
-    assert "another member's project" in refused(first, who=PEER)
-    assert "no such page, or it has no gold" in refused(first, of=plain) and "no such page" in refused(first, page=1)
+    assert "belongs to another member" in refused(first, who=PEER)
+    assert "unknown page, or it has no gold" in refused(first, of=plain) and "unknown page" in refused(first, page=1)
     for false in (
         replace(first, answer=(0,)),
         replace(first, salt=bytes(16)),
@@ -803,15 +805,15 @@ def test_gold_is_what_its_author_knew_when_the_page_was_added(room: Room) -> Non
         replace(second, index=1),
         replace(first, answer=(0,), proof=second.proof),
     ):
-        assert refused(false) == "that was not the right answer of task 1 when its page was added"
-    assert "of task 3" in refused(first, replace(first, index=3)) and "of task 200" in refused(replace(first, index=200))
-    assert "[7] is no answer: one of 0..1" in refused(misfit)
-    assert "task 1 is said already" in refused(first, first)
+        assert refused(false) == "this is not the gold that was committed for task 1"
+    assert "for task 3" in refused(first, replace(first, index=3)) and "for task 200" in refused(replace(first, index=200))
+    assert "[7] is not a valid answer: expected one of 0..1" in refused(misfit)
+    assert "task 1 is already revealed" in refused(first, first)
     room.say(AUTHOR, "curation/reveal-gold", RevealGold(project, 0, (first, second)))
     assert {key: tuple(row.answer) for key, row in room.curation.golds.items()} == {
         task_id(project, 1): (1,), task_id(project, 3): (0,)
     }  # fmt: skip
-    assert room.row(project).golds == 2 and "task 3 is said already" in refused(second)
+    assert room.row(project).golds == 2 and "task 3 is already revealed" in refused(second)
 
 
 def test_gold_comes_before_the_close_begins(room: Room) -> None:
@@ -823,7 +825,9 @@ def test_gold_comes_before_the_close_begins(room: Room) -> None:
     room.say(AUTHOR, "curation/reveal-gold", RevealGold(project, 0, (first,)))
     room.later(1)
     room.decide()
-    assert "the project's close has begun" in room.refused(AUTHOR, "curation/reveal-gold", RevealGold(project, 0, (second,)))
+    assert "the project is already being closed" in room.refused(
+        AUTHOR, "curation/reveal-gold", RevealGold(project, 0, (second,))
+    )
     assert room.row(project).golds == 1
 
 

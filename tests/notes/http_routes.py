@@ -11,7 +11,7 @@ from tests.notes.module import NotesState
 from web.calls import TEXT, HttpProblem, Json, RequestField, hex_type
 from web.routes import ClientClass, HtmlPage, PageSet, Route, RouteHandlers, RouteReply, RouteSet
 
-READER = ClientClass("reader", "folkmoot-reader", "R", "reader")
+READER = ClientClass("reader", "folkmoot-reader", "reader")
 
 
 @dataclass

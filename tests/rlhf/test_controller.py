@@ -114,7 +114,7 @@ def test_the_first_beta_is_that_of_the_job() -> None:
     [
         ({"kl_target": 0.0}, "kl_target must lie in 0.001..1000, is 0.0"),
         ({"kl_stop": float("nan")}, "kl_stop must lie in"),
-        ({"kl_target": 6.0, "beta": 0.0}, "beta 0 cannot be steered"),
+        ({"kl_target": 6.0, "beta": 0.0}, "beta 0 cannot be adapted"),
     ],
 )
 def test_what_cannot_be_steered_is_no_job(terms: dict[str, float], problem: str) -> None:

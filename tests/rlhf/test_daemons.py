@@ -50,9 +50,9 @@ OF_SETS = {"local_steps": "2", "batch": "4"}
 TERMS = {"prompt_tokens": "4", "response_tokens": "8", "epochs": "2", "local_steps": "4", "batch": "8"}
 REFUSED = {  # base, reward, other fields
     ("bass", "rule:vowels"): r"'bass' fits no finished jobs \(there are: [0-9a-f]+ 'base'\)",
-    ("base", "model"): "a plan trains it: leave --reward out",
-    ("base", "rule:consonants"): "reward 'rule:consonants' is none of rule:vowels, rule:bigram",
-    ("base", "rule:bigram"): "is for a vocabulary of 6 tokens, the model has 257",
+    ("base", "model"): "a plan trains the reward model itself: leave --reward out",
+    ("base", "rule:consonants"): "reward 'rule:consonants' is not one of rule:vowels, rule:bigram",
+    ("base", "rule:bigram"): "needs a vocabulary of 6 tokens, but the model has 257",
     (
         "base",
         "rule:vowels",
@@ -61,7 +61,7 @@ REFUSED = {  # base, reward, other fields
     ("base", "rule:vowels", ("local_steps", "3")): "local_steps 3 must be a multiple of epochs 2",
     ("base", "rule:vowels", ("epochs", "0")): r"job 'ppo': epochs: 0 is outside 1\.\.64$",
     ("base", "rule:vowels", ("reward.batch", "4")): "--set reward.batch=…: a rule is not trained",
-    ("base", "rule:vowels", ("audit", "off")): "audit 'off' would let everybody invent responses",
+    ("base", "rule:vowels", ("audit", "off")): "audit 'off' would let trainers invent responses",
     ("base", "rule:vowels", ("beta", "much")): "beta = 'much' is not a number",
     ("base", "rule:vowels", ("clip_ramp", "nan")): "clip_ramp must lie in 0..1000, is nan",
     ("base", "rule:vowels", ("betas", "1")): "unknown job field 'betas'",
@@ -168,7 +168,7 @@ async def learns_responses_and_then_preferences(network: list[Daemon], folder: P
     file = pairs_file(folder / "examples.jsonl", responses[0], '{"prompt": "a"}')
     wrong = [
         (TrainRequest("", "", 1, 0, {}, "bass", file), r"'bass' fits no finished jobs"),
-        (TrainRequest("", "", 1, 0, {}, "", file), "say --from JOB or FOLDER"),
+        (TrainRequest("", "", 1, 0, {}, "", file), "give --from JOB or --from FOLDER"),
         (TrainRequest("", "", 1, 0, {"model.width": "32"}, "base", file), "the model is that of job 'base'"),
         (TrainRequest("", "", 1, 0, {}, "base", file), r"examples.jsonl:2: response must be a text"),
         (TrainRequest("", "", 1, 0, {}, "base", str(folder / "none")), "none cannot be read"),
@@ -260,13 +260,13 @@ async def test_plans_go_from_preferences_to_a_tuned_policy_and_from_a_project_to
         all_of_them, words = (tmp_path / name for name in ("all.txt", "words.txt"))
         all_of_them.write_text("q*\n")
         words.write_text("".join(f"{letter}*\n" for letter in ascii_lowercase + digits if letter != "q"))
-        with pytest.raises(UserError, match="--blocklist blocks each of 49 prompts that were looked at"):
+        with pytest.raises(UserError, match="--blocklist blocks each of 49 prompts that were checked"):
             await author.client.start_rlhf_training("base", "", 1, "", said, file, 3, "", str(all_of_them))
-        with pytest.raises(UserError, match=r"--set reward.score=first: a score is read at one of last, mean"):
+        with pytest.raises(UserError, match=r"--set reward.score=first: must be one of last, mean"):
             await author.client.start_rlhf_training("base", "", 1, "", said | {"reward.score": "first"}, file)
         async with nobody_trains(left):
             reward = await author.client.start_rlhf_training("base", "", 1, "", said, file, 3, "", str(words))
-            with pytest.raises(UserError, match=r"a plan of .* goes on"):
+            with pytest.raises(UserError, match=r"a plan of .* is already running"):
                 await author.client.start_rlhf_training("base", "", 1, "", said, file)
             await author.client.pause_rlhf_training()
         while (status := await first.client.rlhf_status()).stages[0].state not in ("paused", "finished"):  # noqa: ASYNC110
@@ -334,7 +334,7 @@ async def project_teaches_a_reward_model(network: list[Daemon], folder: Path, pr
     """People compare responses, and each voter derives the set of decided pairs."""
     first, author = network[:2]
     begin = author.client.start_rlhf_training
-    for named, why in (("pairs", "--project 'pairs': no pair of it is decided yet"), ("none", "'none' fits no projects")):
+    for named, why in (("pairs", "--project 'pairs': it has no usable pair yet"), ("none", "'none' matches no projects")):
         with pytest.raises(UserError, match=why):
             await begin("base", "", 0, "", OF_PROJECT, project=named)
     await people_compare(author, PAIRS)
@@ -346,7 +346,7 @@ async def project_teaches_a_reward_model(network: list[Daemon], folder: Path, pr
             await trio.sleep(0.05)
         assert status.stages[0].model_root == done.model_root
     traces = [await first.client.trace_pair(task_id(bytes.fromhex(project), n).hex()) for n in range(len(PAIRS))]
-    with pytest.raises(UserError, match="is in no set of 2 jobs with"):
+    with pytest.raises(UserError, match="is in no preference set of 2 jobs"):
         await first.client.trace_pair("00" * 32)
     await first.client.export_run(str(folder / "export"))
     offline = await trio.to_thread.run_sync(ask_export, folder / "export", ExportedPairTrace(traces[0].pair))

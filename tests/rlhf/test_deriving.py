@@ -195,7 +195,7 @@ async def test_a_voter_says_what_it_found_where_a_plan_names_something_else(
     named = naming(world, INVENTED[how](world.pairs()), monkeypatch)
     assert await said(desk) == [preference_set_manifest(world.pairs()).digest] != [named]
     assert list(desk.blobs.values()) == [world.first], "what nobody asks for is not kept"
-    assert "which a plan names" in desk.told[0]
+    assert "but a plan names" in desk.told[0]
 
 
 async def test_a_voter_waits_for_the_tasks(world: Paged, named: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def test_forms_of_instructions(row: dict[str, Any], prompt: str, response: str) 
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        ({"messages": [*messages("Hi"), CALL]}, "response holds a message with tool_calls: calls of tools are not learned"),
+        ({"messages": [*messages("Hi"), CALL]}, "response has a message with tool_calls: tool calls are not supported"),
         ({"messages": [*messages("Hi"), CALL, {"role": "tool", "content": "x"}, messages("", "Yes.")[1]]}, "with tool_calls"),
         (
             {"messages": [*messages("Hi"), {"role": "assistant", "content": "", "function_call": {"name": "f"}}]},
@@ -86,15 +86,15 @@ def test_forms_of_instructions(row: dict[str, Any], prompt: str, response: str) 
         ),
         (
             {"messages": [*messages("Hi", "x"), {"role": "tool", "content": "x"}]},
-            'of the role "tool": only those of system',
+            'of the role "tool": only roles of system',
         ),
-        ({"messages": messages("Hi", "Hello."), "tools": [{"type": "function"}]}, "tools are not learned"),
+        ({"messages": messages("Hi", "Hello."), "tools": [{"type": "function"}]}, "tools are not supported"),
         ({"conversations": [*HELLO, {"from": "function_call", "value": "x"}]}, 'of the role "function_call"'),
         ({"conversations": HELLO[:1]}, "the last message of response is of the role 'user', not 'assistant'"),
         ({"messages": messages([{"type": "image_url", "image_url": {}}], "A cat.")}, 'a part of the type "image_url"'),
         ({"instruction": "Add", "input": 3, "output": "3"}, "input and system must be texts"),
         ({"instruction": "Add", "history": ["a"], "output": "3"}, "history must be pairs of texts"),
-        ({"prompt": "a", "completion": "b", "label": "science"}, 'label says whether .* true or false, not "science"'),
+        ({"prompt": "a", "completion": "b", "label": "science"}, 'label must be true or false .*, not "science"'),
         ({"prompt": "a", "completion": "b", "label": None}, "not null"),
     ],
 )
@@ -113,7 +113,7 @@ def test_a_completion_that_is_labelled_as_bad_is_left_out_and_counted(bad: Any) 
     assert [one.response for one in read_examples("f", lines(*rows), misfits)] == ["good", "fine"] and misfits.left_out == 1
     weighted = {"messages": [*messages("q"), {"role": "assistant", "content": "BAD", "weight": 0}]}
     assert [one.response for one in read_examples("f", lines(weighted, rows[1]))] == ["good"]
-    with pytest.raises(UserError, match="there is no response in it"):
+    with pytest.raises(UserError, match="the file has no response"):
         read_examples("f", lines(rows[0]))
 
 
@@ -156,11 +156,11 @@ def test_transcripts_part_at_the_last_turn_that_they_share(
 @pytest.mark.parametrize(
     ("chosen", "rejected", "why"),
     [
-        (hh("Fruit.", "Apple.", "More?", "Pear."), hh("Fruit.", "A car.", "No.", "Sorry."), "part before their last turn"),
-        (hh("Fruit.", "Apple.", "More?", "Pear."), hh("Fruit.", "A car."), "part before their last turn"),
+        (hh("Fruit.", "Apple.", "More?", "Pear."), hh("Fruit.", "A car.", "No.", "Sorry."), "differ before their last turn"),
+        (hh("Fruit.", "Apple.", "More?", "Pear."), hh("Fruit.", "A car."), "differ before their last turn"),
         (hh("Fruit.", "Apple."), hh("Fruit.", ""), 'rejected must be a text that is not empty, not ""'),
         (hh("Fruit.", "Apple."), "\n\nHuman: Fruit.\n\nAssistant:", "rejected must be a text that is not empty"),
-        (hh("Fruit.", "Apple."), hh("Tree.", "Apple."), "begin with different prompts"),
+        (hh("Fruit.", "Apple."), hh("Tree.", "Apple."), "have different prompts"),
     ],
 )
 def test_transcripts_that_are_no_pair_are_named_or_left_out(chosen: str, rejected: str, why: str) -> None:
@@ -217,18 +217,18 @@ def test_a_file_has_so_many_records(indent: int | None, what: str) -> None:
         return len(read_records("f", io.BytesIO(text.encode()), "row", "{}", 3, lambda number, row: row, InvalidLines()))
 
     assert read(3) == 3
-    with pytest.raises(UserError, match=f"f: more than 3 {what}: take a part of it"):
+    with pytest.raises(UserError, match=f"f: more than 3 {what}: use a part of the file"):
         read(4)
 
 
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b'[\n{"prompt": "a", "response": "b"},\n]', "f:3: no JSON"),
-        (b'[{"prompt": "a", "response": "b"}]\n{"prompt": "a", "response": "b"}', "f:2: the first line is an array"),
-        (b'[{"prompt": "a", "response": "b"}, 3]', "f:2: a line is a JSON object"),
-        (b"[]", "there is no response in it"),
-        (b'["a", "b"]\n', "f:1: a line is a JSON object"),
+        (b'[\n{"prompt": "a", "response": "b"},\n]', "f:3: invalid JSON"),
+        (b'[{"prompt": "a", "response": "b"}]\n{"prompt": "a", "response": "b"}', "f:2: text follows the array"),
+        (b'[{"prompt": "a", "response": "b"}, 3]', "f:2: a line must be a JSON object"),
+        (b"[]", "the file has no response"),
+        (b'["a", "b"]\n', "f:1: a line must be a JSON object"),
     ],
 )
 def test_an_array_that_is_none_is_named(data: bytes, why: str) -> None:
@@ -309,7 +309,7 @@ def test_a_cut_leaves_as_much_as_the_context_holds() -> None:
 def test_a_record_without_a_prompt_is_named_or_left_out_where_responses_are_learned() -> None:
     tokenizer = TOKENIZERS[0]
     pairs = read_preference_file("f", lines(*({"prompt": prompt, "chosen": "a", "rejected": "b"} for prompt in ("q", ""))))
-    with pytest.raises(UserError, match="f: line 2: its prompt is empty"):
+    with pytest.raises(UserError, match="f: line 2: the prompt is empty"):
         prepare_records("f", spec_of("dpo", tokenizer), pairs, tokenizer, InvalidLines(False), TruncationSide.NOTHING)
     kept, counts = prepare_records("f", spec_of("dpo", tokenizer), pairs, tokenizer, InvalidLines(True), TruncationSide.NOTHING)
     assert kept == pairs[:1] and counts == PreparationCounts(left_out=1)
@@ -330,7 +330,7 @@ def test_pairs_of_equal_answers_are_named_also_where_the_cut_makes_them_equal(ki
     assert str(caught.value).count("both responses are the same") == 2
     kept, counts = prepare_records("f", spec, some, tokenizer, InvalidLines(True), TruncationSide.RIGHT)
     assert [one.first for one in kept] == ["a"] and counts.left_out == 2
-    with pytest.raises(UserError, match="f: none of its lines can be used"):
+    with pytest.raises(UserError, match="f: no line is usable"):
         prepare_records("f", spec, some[:1], tokenizer, InvalidLines(True), TruncationSide.RIGHT)
     assert REWARD.name == "reward"
 

@@ -149,13 +149,13 @@ def test_the_work_grows_with_the_text_and_no_faster(text: str, words: WordMatche
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "w: there is no word in it"),
-        (b"# all\n \n", "w: there is no word in it"),
-        (b"good\nno good\n", "w:2: 'no good' is no word"),
-        (b"a\n*\n", "w:2: '*' is no word"),
-        (b"a.b", "w:1: 'a.b' is no word"),
+        (b"", "w: the file has no words"),
+        (b"# all\n \n", "w: the file has no words"),
+        (b"good\nno good\n", "w:2: 'no good' is not a valid entry"),
+        (b"a\n*\n", "w:2: '*' is not a valid entry"),
+        (b"a.b", "w:1: 'a.b' is not a valid entry"),
         (b"x" * 65, f"w:1: '{'x' * 64}'… is longer than 64 characters"),
-        (b"a\n\xff", "w:2: this is no text in UTF-8"),
+        (b"a\n\xff", "w:2: not UTF-8 text"),
         ("\n".join(f"w{n}" for n in range(ENTRIES_MAX + 1)).encode(), f"w: {ENTRIES_MAX + 1} words are more than {ENTRIES_MAX}"),
     ],
 )
@@ -189,7 +189,7 @@ def test_the_command_needs_no_peer_and_its_file_may_stand_anywhere(
     assert capsys.readouterr().out == "7: scum\n1 of 2 texts are blocked\n"
     texts.write_text("{")
     assert cli.main(["rlhf", "filter", str(texts), *options]) == 2
-    assert capsys.readouterr().err.startswith(f"peer: error: {texts}:1: no JSON")
+    assert capsys.readouterr().err.startswith(f"peer: error: {texts}:1: invalid JSON")
     assert cli.main(["rlhf", "filter", str(texts)]) == 2 and "--blocklist FILE" in capsys.readouterr().err
 
 
@@ -257,5 +257,5 @@ def test_lines_of_a_file_keep_their_ids() -> None:
         {"id": "b", "blocked": False, "word": None},
     ]
     for bad in (b'{"id": 1}', b'{"text": "a"}', b'{"id": 1, "text": 2}'):
-        with pytest.raises(UserError, match="f:2: a line has an id, and a text"):
+        with pytest.raises(UserError, match="f:2: a line needs an id and a text"):
             list(filter_jsonl(LIST, "f", io.BytesIO(b'{"id": 0, "text": ""}\n' + bad)))

@@ -266,14 +266,17 @@ def test_a_plan_may_train_a_reward_model_whose_score_is_a_mean(world: Tuned) -> 
 READS = codec.encode(replace(OWN, reward_model=ModelReference(bytes(32), 1, bytes(32))))
 REFUSED: dict[str, tuple[Callable[[Tuned], StartPlan], str]] = {
     "reward": (lambda world: StartPlan(world.on(BASE)), "begins with a job of the objective 'reward'"),
-    "rewarded": (lambda world: StartPlan(world.on(POLICY, objective_settings=READS)), "is that job alone, and a rule rewards it"),
+    "rewarded": (
+        lambda world: StartPlan(world.on(POLICY, objective_settings=READS)),
+        "has only this job, with a rule as its reward",
+    ),
     "base": (lambda world: StartPlan(REWARD.encode()), "starts from another's model"),
-    "policy": (lambda world: StartPlan(world.on(REWARD), world.on(REWARD)), "leaves out which model"),
+    "policy": (lambda world: StartPlan(world.on(REWARD), world.on(REWARD)), "must not name the model"),
     "its base": (lambda world: StartPlan(world.on(REWARD), POLICY.encode()), "starts from the same model"),
     "sizes": (lambda world: world.begin(policy=replace(POLICY, model=replace(TINY, hidden=32))), "its model has other sizes"),
     "rule": (
         lambda world: world.begin(policy=replace(POLICY, objective_settings=codec.encode(replace(OWN, reward="rule:vowels")))),
-        "leaves out which model",
+        "must not name the model",
     ),
     "steps": (lambda world: world.begin(policy=replace(POLICY, local_steps=3)), "must be a multiple of epochs"),
 }
@@ -287,7 +290,7 @@ def test_a_plan_that_could_never_end_well_is_refused_before_it_begins(world: Tun
 
 def test_nobody_has_two_plans_or_cancels_those_of_others(world: Tuned, key: bytes) -> None:
     world.decide(world.admission(NOVICE))
-    assert "goes on" in (world.problem(world.tx(AUTHOR, "rlhf/start", world.begin())) or "")
+    assert "is already running" in (world.problem(world.tx(AUTHOR, "rlhf/start", world.begin())) or "")
     assert world.problem(world.tx(OTHER, "rlhf/start", world.begin())) is None
     assert "only its author or a voter" in (world.problem(world.tx(NOVICE, "rlhf/cancel", CancelPlan(key))) or "")
     assert "no such plan" in (world.problem(world.tx(AUTHOR, "rlhf/cancel", CancelPlan(bytes(32)))) or "")
@@ -418,10 +421,10 @@ def test_a_plan_fails_where_its_reward_is_not_better_than_chance(world: Tuned, m
 
 def test_reports_that_nobody_may_make_are_refused(world: Tuned, measured: bytes) -> None:
     world.decide(world.admission(NOVICE))
-    assert "only a voter" in (world.report(measured, NOVICE, 136, 96) or "")
-    assert "more pairs than" in (world.report(measured, PEOPLE[0], 193, 96) or "")
+    assert "only voters" in (world.report(measured, NOVICE, 136, 96) or "")
+    assert "half pairs are more than" in (world.report(measured, PEOPLE[0], 193, 96) or "")
     assert world.report(measured, PEOPLE[0], 136, 96) is None
-    assert "has reported" in (world.report(measured, PEOPLE[0], 136, 96) or "")
+    assert "has already reported" in (world.report(measured, PEOPLE[0], 136, 96) or "")
     assert "no plan waits" in (world.report(bytes(32), PEOPLE[1], 136, 96) or "")
     assert world.report(measured, PEOPLE[1], 136, 96) is None
     assert "no plan waits" in (world.report(measured, PEOPLE[2], 136, 96) or ""), "the policy has begun"

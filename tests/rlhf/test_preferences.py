@@ -64,10 +64,10 @@ def frame(data: bytes) -> bytes:
         (b"", "empty"),
         (b"".join(encode_records([pair(1), pair(1)])), "ascend"),
         (b"".join(encode_records([pair(2), pair(1)])), "ascend"),
-        (b"".join(encode_records([pair(1)]))[:-1], "ends inside"),
-        (b"".join(encode_records([pair(1)])) + b"\0\0", "ends inside"),
-        (b"\xff\xff\xff\xff", "ends inside"),
-        (b"\0\0\0\0", "ends inside"),
+        (b"".join(encode_records([pair(1)]))[:-1], "ends within"),
+        (b"".join(encode_records([pair(1)])) + b"\0\0", "ends within"),
+        (b"\xff\xff\xff\xff", "ends within"),
+        (b"\0\0\0\0", "ends within"),
         (frame(codec.encode([bytes(8), "q", "a", "b", 1001])), "1001"),
         (frame(codec.encode([bytes(8), "q", "", "b", 1])), "empty"),
         (frame(codec.encode([bytes(8), "q", "a", "b"])), "Pair"),
@@ -103,17 +103,17 @@ def test_a_file_is_read_by_lines_and_its_first_response_is_the_chosen_one() -> N
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "f: there is no pair in it"),
-        (b"\n \n", "f: there is no pair in it"),
-        (line() + b'{"a": \r\n', "f:2: no JSON: Expecting value at character 9"),
-        (line() + b"\n" + b'["q", "a", "b"]', "f:3: a line is a JSON object"),
-        (b"\xff", "f:1: this is no text in UTF-8"),
-        (b"[" * 100_000, "f:1: no JSON"),
+        (b"", "f: the file has no pair"),
+        (b"\n \n", "f: the file has no pair"),
+        (line() + b'{"a": \r\n', "f:2: invalid JSON: Expecting value at character 9"),
+        (line() + b"\n" + b'["q", "a", "b"]', "f:3: a line must be a JSON object"),
+        (b"\xff", "f:1: not UTF-8 text"),
+        (b"[" * 100_000, "f:1: invalid JSON"),
         (line(chosen=None), "f:1: chosen must be a text that is not empty, not null"),
         (line(rejected=""), 'f:1: rejected must be a text that is not empty, not ""'),
         (b'{"chosen": "a", "rejected": "b"}', "f:1: prompt must be a text, not null"),
         (line(prompt="x" * 20_001), "f:1: prompt has 20001 characters, more than 20000"),
-        (line(prompt="\ud800"), "f:1: prompt holds half a surrogate pair"),
+        (line(prompt="\ud800"), "f:1: prompt has half a surrogate pair"),
         *((line(p=p), "f:1: p must be a number in 0..1, not ") for p in (-0.001, 1.001, "1", True, None, [], 1e400)),
         (line(p=float("nan")), "f:1: p must be a number in 0..1, not NaN"),
         (b" " * (1 << 20) + b"\n", "f:1: this line is longer than 1 MB"),
@@ -221,7 +221,7 @@ def test_a_page_that_lost_a_text_gives_no_pair_of_it(decided: tuple[Room, bytes]
 def test_what_is_no_project_of_pairs_is_refused(decided: tuple[Room, bytes]) -> None:
     room, _ = decided
     for project in (room.project(tasks=1), bytes(32)):
-        with pytest.raises(UserError, match="no project of pairs"):
+        with pytest.raises(UserError, match="does not compare pairs"):
             decided_pairs(room.curation, project, 9, page)
 
 
@@ -272,7 +272,7 @@ def test_a_prompt_is_on_one_side_in_every_set() -> None:
     assert 10 <= len({some.prompt for some in held_out}) <= 35, "a tenth of 200"
     assert all(is_held_out(some.prompt) for some in held_out)
     assert split_held_out(pairs, 0) == (pairs, [])
-    with pytest.raises(UserError, match="every line is held out"):
+    with pytest.raises(UserError, match="all pairs are held out"):
         split_held_out(pairs, 1000)
 
 

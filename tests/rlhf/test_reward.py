@@ -112,7 +112,7 @@ def test_layers_stay_as_they_are_where_words_alone_learn(spec: JobSpec, tmp_path
 
 def test_layers_that_stay_are_not_shrunk_either() -> None:
     assert MEAN.problem() is None and replace(ALL_OF_MEAN, weight_decay=0.1).problem() is None
-    assert "weight_decay 0.1 would shrink layers that are to stay" in (replace(MEAN, weight_decay=0.1).problem() or "")
+    assert "weight_decay 0.1 would change the frozen layers" in (replace(MEAN, weight_decay=0.1).problem() or "")
 
 
 def test_a_step_is_made_of_the_pairs_that_were_drawn_for_it(tmp_path: Path) -> None:
@@ -137,10 +137,10 @@ def test_a_response_beyond_the_context_is_told_with_its_line() -> None:
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        ({"data": None}, "learns from a set of preferences"),
-        ({"audit": AuditMode.OFF}, "audit 'off' would let everybody invent preferences"),
+        ({"data": None}, "learns from preferences"),
+        ({"audit": AuditMode.OFF}, "audit 'off' would let trainers invent preferences"),
         ({"model": replace(SPEC.model, vocabulary=6)}, "model.vocabulary 6 needs a tokenizer"),
-        ({"local_steps": 1}, "would move the head alone in the first round"),
+        ({"local_steps": 1}, "would train only the head in the first round"),
     ],
 )
 def test_a_job_that_cannot_be_is_told_why(other: dict[str, object], why: str) -> None:

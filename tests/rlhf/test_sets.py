@@ -154,9 +154,9 @@ def test_what_can_give_no_set_is_refused_at_once(world: Compared) -> None:
     moods, fresh = world.project(tasks=1), world.project(replace(ASKED, name="fresh"), 1, OTHERS[0])
     ahead = world.state.height + 1
     for source, why in (
-        (PreferenceSetSource(bytes(32), 1), "0000000000000000 is no project of pairs"),
-        (PreferenceSetSource(moods, 1), f"{moods.hex()[:16]} is no project of pairs"),
-        (PreferenceSetSource(fresh, 1), "nothing is decided in the project 'fresh' yet"),
+        (PreferenceSetSource(bytes(32), 1), "0000000000000000 does not compare pairs"),
+        (PreferenceSetSource(moods, 1), f"{moods.hex()[:16]} does not compare pairs"),
+        (PreferenceSetSource(fresh, 1), "the project 'fresh' has no labels yet"),
         (replace(world.source, height=ahead), f"height {ahead} is not decided yet"),
     ):
         assert why in (world.problem(world.beginning(source)) or "")
@@ -172,23 +172,21 @@ def test_a_network_without_projects_has_no_sets_of_them(tmp_path: Path) -> None:
 
 def test_a_voter_speaks_once_and_nobody_else_does(world: Compared) -> None:
     world.begun()
-    assert "no such plan waits" in (
-        world.problem(world.tx(AUTHOR, "rlhf/attest-set", AttestPreferenceSet(bytes(32), NAMED))) or ""
-    )
+    assert "no plan waits" in (world.problem(world.tx(AUTHOR, "rlhf/attest-set", AttestPreferenceSet(bytes(32), NAMED))) or "")
     world.decide(world.admission(NOVICE))
-    assert "only a voter" in (world.problem(world.found(NOVICE)) or "")
+    assert "only voters" in (world.problem(world.found(NOVICE)) or "")
     world.decide(world.found(AUTHOR))
-    assert "said already" in (world.problem(world.found(AUTHOR, ANOTHER)) or "")
+    assert "already reported" in (world.problem(world.found(AUTHOR, ANOTHER)) or "")
     for who in OTHERS[:2]:
         world.decide(world.found(who))
     assert world.has_begun
-    assert "no such plan waits" in (world.problem(world.found(OTHERS[2])) or "")
+    assert "no plan waits" in (world.problem(world.found(OTHERS[2])) or "")
 
 
 def test_a_plan_that_waits_for_its_set_can_be_cancelled(world: Compared) -> None:
     world.begun().told(NAMED, NAMED)
     world.decide(world.tx(AUTHOR, "rlhf/cancel", CancelPlan(world.key)))
-    assert "no such plan waits" in (world.problem(world.found(OTHERS[1])) or "")
+    assert "no plan waits" in (world.problem(world.found(OTHERS[1])) or "")
     world.decide()
     assert not world.has_begun and not world.sets
 
@@ -208,7 +206,7 @@ def test_a_voter_that_left_is_not_heard_and_one_with_another_key_is(world: Compa
     newer = PEOPLE[6]
     world.decide(world.rotation(OTHERS[0], newer))
     assert set(world.claim.attestations) == {AUTHOR.public, newer.public}
-    assert "said already" in (world.problem(world.found(newer)) or "")
+    assert "already reported" in (world.problem(world.found(newer)) or "")
     world.decide(world.tx(AUTHOR, "member/resign", ResignAsVoter()))
     while AUTHOR.public in world.state.members.voters:
         world.decide()

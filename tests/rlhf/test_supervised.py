@@ -133,14 +133,14 @@ def test_only_the_tokens_of_a_response_and_its_stop_are_learned() -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("{", r"f:2: no JSON"),
+        ("{", r"f:2: invalid JSON"),
         ('{"prompt": "a"}', "f:2: response must be a text that is not empty, not null"),
         ('{"prompt": "a", "response": ""}', 'f:2: response must be a text that is not empty, not ""'),
         (
             json.dumps({"prompt": "a" * 9, "response": "b" * 9}),
             "line 2: prompt and response are 19 tokens",
         ),
-        ('{"prompt": "", "response": "b"}', "line 2: its prompt is empty"),
+        ('{"prompt": "", "response": "b"}', "line 2: the prompt is empty"),
     ],
 )
 def test_a_line_that_cannot_be_learned_is_named(line: str, why: str) -> None:
@@ -152,19 +152,19 @@ def test_a_line_that_cannot_be_learned_is_named(line: str, why: str) -> None:
 
 
 def test_a_file_without_a_response_is_refused() -> None:
-    with pytest.raises(UserError, match="f: there is no response in it"):
+    with pytest.raises(UserError, match="f: the file has no response"):
         read_examples("f", io.BytesIO(b"\n"))
 
 
 @pytest.mark.parametrize(
     ("objective", "other", "why"),
     [
-        ("instruct", {"data": None}, "learns from a set of responses"),
+        ("instruct", {"data": None}, "learns from responses"),
         ("dpo", {"objective_settings": codec.encode(DpoTerms(beta=0.0))}, "beta must be positive"),
         (
             "dpo",
             {"objective_settings": codec.encode(DpoTerms(stop_token=256))},
-            "stop_token 256 is no token of",
+            "stop_token 256 is not in the vocabulary of",
         ),
         ("instruct", {"objective_settings": codec.encode(DpoTerms())}, ""),
     ],
@@ -273,7 +273,7 @@ def test_people_name_a_pair_by_the_beginning_of_its_task_or_by_its_line() -> Non
         find_pair(PAIRS, "0B0B0B0B") == PAIRS[11] and find_pair(PAIRS, "0b0b0b") is None and find_pair(PAIRS, "ff" * 32) is None
     )
     alike = [PreferencePair(bytes([7]) * 31 + bytes([last]), "q", "a", "b", 1) for last in range(2)]
-    with pytest.raises(UserError, match="'07070707' fits 2 pairs, such as task 0707070707070707: type more"):
+    with pytest.raises(UserError, match="'07070707' matches 2 pairs, such as task 0707070707070707: type more"):
         find_pair(alike, "07070707")
 
 

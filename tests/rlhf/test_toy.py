@@ -74,7 +74,7 @@ def test_the_prompt_is_told_from_the_same_token_in_a_response(spec: JobSpec) -> 
 
 
 def test_without_a_base_only_a_reward_with_a_vocabulary_of_its_own_will_do() -> None:
-    with pytest.raises(UserError, match=r"'rule:vowels' needs --base JOB.*; without one there is rule:bigram"):
+    with pytest.raises(UserError, match=r"'rule:vowels' needs --base JOB.*; without a base, use rule:bigram"):
         build_toy_spec("rule:vowels", 2, "toy", {}, 0)
 
 
@@ -237,7 +237,7 @@ def test_made_up_preferences_like_vowels_and_are_wrong_now_and_then() -> None:
         ("demo --rlhf toy --preferences pairs.jsonl", "--preferences pairs.jsonl needs --rlhf text"),
         ("demo --rlhf text --preferences nothing.jsonl", "nothing.jsonl: No such file or directory"),
         ("demo --rlhf text --set reward.batches=2", "unknown job field 'batches'"),
-        ("demo --rlhf text --set reward.score=first", "a score is read at one of last, mean"),
+        ("demo --rlhf text --set reward.score=first", "reward.score=first: must be one of last, mean"),
         ("demo --rlhf text --baseline", "--baseline cannot be combined with --rlhf text: leave one out"),
     ],
 )

@@ -131,7 +131,9 @@ def test_status_counts_rounds_of_a_policy_from_1() -> None:
 
 
 @pytest.mark.virtual
-@pytest.mark.parametrize(("begun", "way"), [([], "begin with `rlhf start`"), ([(b"job", None)], "`rlhf status` says how far")])
+@pytest.mark.parametrize(
+    ("begun", "way"), [([], "start with `rlhf start`"), ([(b"job", None)], "`rlhf status` shows the progress")]
+)
 async def test_whoever_compares_too_early_is_told_what_to_do(begun: list[Any], way: str) -> None:
     asked: Any = SimpleNamespace(peer=SimpleNamespace(worker_client=True), _tuned=lambda: begun)
     with pytest.raises(UserError, match=f"no model has been tuned yet: {way}"):

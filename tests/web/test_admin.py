@@ -77,7 +77,7 @@ async def test_a_token_is_exchanged_for_a_session_that_ends_with_it(tmp_path: Pa
         token = await operator(daemon)
         for wrong in ("x" * 32, token[1:]):
             assert (await signed_in(site, wrong)).code == "unauthorized"
-        assert await log(site, token) == [("sign in", "one or more, by no operator's token", "unauthorized")]
+        assert await log(site, token) == [("sign in", "one or more attempts with an invalid token", "unauthorized")]
         assert (await signed_in(site, token, {"Origin": "http://evil.example"})).code == "forbidden"
         reply = await signed_in(site, token)
         parts = {part.strip().lower() for part in reply.headers["set-cookie"].split(";")[1:]}
@@ -237,8 +237,8 @@ async def test_a_file_is_seen_before_it_is_imported_and_each_line_that_is_no_tas
         bad = b'text,gold\n"a\nb",glad\n ,sad\none,angry\ntwo,sad,more\n'
         problems = [
             "moods.csv:4: the text is empty",
-            "moods.csv:5: gold 'angry' is none of the options: glad, sad",
-            "moods.csv:6: this line has other columns than the first one names",
+            "moods.csv:5: gold 'angry' is not one of the options: glad, sad",
+            "moods.csv:6: this line does not have the columns of the first line",
         ]
         for name, shown in (("moods.txt", "moods.txt"), ("moods.csv", "tasks.jsonl")):
             found = (await sends(f"{draft}jsonl&name={name}", b"{}")).body
@@ -291,7 +291,7 @@ async def test_a_file_is_imported_once_by_http_and_its_labels_are_told(tmp_path:
         wrong = await sends(f"{path}&gold_from=label", data)
         assert (wrong.code, wrong.body["detail"]) == (
             "misfit",
-            "moods.tsv:3: label 'angry' is none of the options: glad, sad",
+            "moods.tsv:3: label 'angry' is not one of the options: glad, sad",
         )
         made = await sends(path, data)
         assert (made.status, made.body["tasks"], made.body["notes"]) == (201, 2, draft["notes"])
@@ -308,7 +308,7 @@ async def test_a_file_is_imported_once_by_http_and_its_labels_are_told(tmp_path:
         assert "became a suggestion" in (await sends("", numbers)).body["notes"][0]
         numbers["tasks"] = [{"text": "a", "gold": 3}]
         assert (
-            "gold '3' is none of the options: 0, 1, 2; by its position it would be '2'"
+            "gold '3' is not one of the options: 0, 1, 2; by its position it would be '2'"
             in (await sends("", numbers)).body["detail"]
         )
 

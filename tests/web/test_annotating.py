@@ -140,7 +140,7 @@ async def test_each_refusal_has_its_status_and_code(room: Room) -> None:
         assert problem(await said(bob.skip, site, assignment, "why not")) == (403, "forbidden")
         assert (await said(ann.skip, site, assignment, "unclear")).status == 200
         refused = await said(ann.submit, site, assignment, (0,))
-        assert (problem(refused), refused.body["detail"]) == ((410, "gone"), "this annotator has skipped the task")
+        assert (problem(refused), refused.body["detail"]) == ((410, "gone"), "you have skipped this task")
         # Sessions and enrolment.
         challenge = (await said(ann.challenge, site)).body
         expires = challenge["expires_ms"]

@@ -77,7 +77,9 @@ async def test_defence_nothing_that_people_write_runs(kind: str, tmp_path: Path)
         others = (*(other.path for other in PAGES.pages), "/admin#projects", "/admin#people", "/admin#log")
         for path in others if kind == "label" else ("/review",):  # pairs differ only on this page
             await page.open(f"{address(site)}{path}")
-            await page.until("document.querySelector('.here') && !document.querySelector('main').textContent.includes('Asking')")
+            await page.until(
+                "document.querySelector('.here') && !document.querySelector('main').textContent.includes('Loading …')"
+            )
             await harmless(page)
 
 

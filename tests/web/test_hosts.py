@@ -102,7 +102,7 @@ async def test_a_proxy_that_the_settings_do_not_name_is_told_once(tmp_path: Path
     async with served(tmp_path) as (_, site):
         for _ in range(3):
             await said(site.ask, "GET", "/annotate", None, "", {"X-Forwarded-For": "198.51.100.1"})
-        assert caplog.text.count("name it in `web_trusted_proxies`") == 1
+        assert caplog.text.count("add it to `web_trusted_proxies`") == 1
 
 
 async def test_strangers_that_guess_do_not_keep_the_owner_of_an_account_out(tmp_path: Path) -> None:

@@ -69,20 +69,20 @@ LIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "label": (changed(LABELS, lambda data: data.replace(b'"label": [0]', b'"label": [1]', 1)), f"{LABELS}:1: label is [1]"),
     "vote": (changed(LABELS, lambda data: data.replace(b'"answer": [0]', b'"answer": [1]', 1)), f"{LABELS}:1: votes"),
     "text": (changed(LABELS, lambda data: data.replace(b"text 1", b"text 7")), f"{LABELS}:2: text is 'text 7'"),
-    "spaces": (changed(LABELS, lambda data: data.replace(b" ", b"  ", 1)), f"{LABELS}:1: this line is not written"),
-    "no JSON": (changed(LABELS, lambda data: b"?" + data), f"{LABELS}:1: this line is no JSON"),
-    "last line left out": (changed(LABELS, without_last_line), "2 lines, and the project has 3 settled tasks"),
+    "spaces": (changed(LABELS, lambda data: data.replace(b" ", b"  ", 1)), f"{LABELS}:1: this line is not in the canonical form"),
+    "no JSON": (changed(LABELS, lambda data: b"?" + data), f"{LABELS}:1: this line is not valid JSON"),
+    "last line left out": (changed(LABELS, without_last_line), "2 lines, but the project has 3 settled tasks"),
     "a line twice": (changed(LABELS, first_line_twice), f"{LABELS}:2: task is"),
-    "a line more": (changed(LABELS, lambda data: data + b"{}\n"), f"{LABELS}:4: nothing proves this line"),
+    "a line more": (changed(LABELS, lambda data: data + b"{}\n"), f"{LABELS}:4: this line has no proof"),
     "a row": (changed("labels.proof", flipped(40)), f"{LABELS}:1"),
     "a proof": (changed("labels.proof", flipped(-40)), f"{LABELS}:3"),
-    "a proof that is none": (changed("labels.proof", flipped(4)), f"{LABELS}:1: what should prove it cannot be read"),
-    "a page's proof that is none": (changed("pages.proof", flipped(4)), "pages.proof: page 0: what should prove it"),
-    "proofs cut": (changed("labels.proof", lambda data: data[:-1]), "ends inside of a proof"),
-    "page": (changed("pages/0", flipped(60)), "pages/0 has other bytes"),
+    "a proof that is none": (changed("labels.proof", flipped(4)), f"{LABELS}:1: its proof cannot be read"),
+    "a page's proof that is none": (changed("pages.proof", flipped(4)), "pages.proof: page 0: its proof cannot be read"),
+    "proofs cut": (changed("labels.proof", lambda data: data[:-1]), "ends within a proof"),
+    "page": (changed("pages/0", flipped(60)), "pages/0 differs from the decided page"),
     "row of a page": (changed("pages.proof", flipped(60)), "pages.proof: page 0"),
     "project": (changed("project.proof", flipped(-60)), "other bytes than whoever made it wrote"),
-    "page away": (lambda folder: (folder / "pages/0").unlink(), f"{LABELS}:1: this line is not written"),
+    "page away": (lambda folder: (folder / "pages/0").unlink(), f"{LABELS}:1: this line is not in the canonical form"),
     "no proofs": (lambda folder: (folder / "labels.proof").unlink(), "cannot read"),
 }
 
@@ -97,8 +97,8 @@ async def test_every_label_is_proven_offline_and_each_lie_is_named_with_its_line
     found = verify_folder(folder, chain)
     assert (found.lines, found.without_text) == (TASKS, 0)
     assert await said(cli.main, ["tasks", "verify", str(folder), "--chain-id", chain, "--data-dir", str(tmp_path / "none")]) == 0
-    assert "3 labels, each as decided" in " ".join(capsys.readouterr().out.split())
-    with pytest.raises(UserError, match="it is of the chain"):
+    assert "3 labels, all as decided" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(UserError, match="belongs to another network"):
         verify_folder(folder, "00" * 32)
     for name, (lie, says) in LIES.items():
         other = shutil.copytree(folder, tmp_path / "copy")

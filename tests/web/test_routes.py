@@ -339,4 +339,4 @@ async def test_a_peer_without_the_package_of_pages_says_so_and_goes_on(tmp_path:
     warned: list[str] = []
     desk: Any = SimpleNamespace(folder=tmp_path, running_features=FEATURES, log_warning=warned.append)
     await WebService(desk).run()
-    assert warned == ["web pages are not served: the package jinja2 is not installed; the extra `web` has it"]
+    assert warned == ["web pages are not served: the package jinja2 is not installed; install the extra `web`"]

@@ -32,7 +32,7 @@ from tests.web.room import SAYS, assigned, said, settled
 from web.web_service import WebService
 
 SEAL_MS = 300
-DOES_NOT_OPEN = "sealed answers for this peer that do not open what it carried"
+DOES_NOT_OPEN = "sealed answers for this peer that do not match its commitments"
 
 
 @dataclass

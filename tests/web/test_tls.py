@@ -96,10 +96,10 @@ async def test_the_certificate_is_read_again_on_sighup(tmp_path: Path) -> None:
         address = f"{site.host}:{site.port}"
         assert await said(certificate_at, address) == certificate.read_text().strip()
         shutil.copy(TLS / "other-cert.pem", certificate)
-        await hang_up(daemon, "the certificate stays as it was")
+        await hang_up(daemon, "kept the old certificate")
         assert await said(certificate_at, address) == Path(CERTIFICATE).read_text().strip()
         shutil.copy(TLS / "other-key.pem", key)
-        await hang_up(daemon, "the certificate was read again")
+        await hang_up(daemon, "reloaded the certificate")
         assert await said(certificate_at, address) == certificate.read_text().strip()
 
 
@@ -115,7 +115,11 @@ async def hang_up(daemon: Process, follows: str) -> None:
 @pytest.mark.real("sockets")
 @pytest.mark.parametrize(
     ("certificate", "key", "what"),
-    [(CERTIFICATE, "", "there is no file ''"), ("/nowhere", KEY, "there is no file '/nowhere'"), (KEY, KEY, "no certificate")],
+    [
+        (CERTIFICATE, "", "file '' does not exist"),
+        ("/nowhere", KEY, "file '/nowhere' does not exist"),
+        (KEY, KEY, "not a certificate"),
+    ],
 )
 async def test_what_is_no_certificate_is_named_and_the_peer_goes_on(
     tmp_path: Path, certificate: str, key: str, what: str

@@ -1,4 +1,4 @@
-// The page of operators: projects, people, jobs, health, alerts, and what operators did. Its forms and tables stand in the template.
+// The page of operators: health, alerts, projects, people, jobs, and the log. Its forms and tables are in the template.
 import { act, ask, begin, once, paint, signOut, sure } from "/static/operator.js";
 import { allAt, at, fill, forms, html, render } from "/static/page.js";
 import { Shown, isolated, visible } from "/static/shown.js";
@@ -6,8 +6,8 @@ import { Shown, isolated, visible } from "/static/shown.js";
 const ADMIN = "/api/v1/admin", PROJECTS = "/api/v1/projects", PAGE = 50;
 const state = {
   tab: "health", alerts: [], health: null, projects: [], people: [], count: 0, jobs: [], log: [], search: "", shown: PAGE,
-  project: null, // of the form that is open
-  checked: null, // what the peer says of the form's file
+  project: null, // project of the open form
+  checked: null, // the peer's preview of the form's file
 };
 
 const READS = {
@@ -43,7 +43,9 @@ const post = (path, body, text) => once(async () => {
 });
 const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
 const percent = (share) => (share === null ? "–" : `${Math.round(100 * share)} %`);
+const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 const bytes = (count) => (count < 2 ** 30 ? `${Math.ceil(count / 2 ** 20)} MiB` : `${(count / 2 ** 30).toFixed(1)} GiB`);
+const duration = (seconds) => (seconds < 120 ? `${Math.round(seconds)} s` : seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`);
 const when = (ms) => new Date(ms).toLocaleString([], { dateStyle: "short", timeStyle: "medium" });
 const Quiet = ({ does, run }) => html`<button class="quiet" onClick=${run}>${does}</button>`;
 const Named = ({ name, id }) => html`<b><bdi>${name}</bdi></b> <code>${id.slice(0, 8)}</code>`;
@@ -71,7 +73,7 @@ const format = (name) => (/\.(csv|tsv|tab)$/i.test(name) ? "csv" : /\.json$/i.te
 const sent = ({ name }, gold_from) => new URLSearchParams({ name, format: format(name), gold_from });
 const path = (tail) => `${PROJECTS}/${state.project.project}/${tail}`;
 
-// What the peer says of a file. Nothing is imported yet.
+// Requests a preview of a file, without an import.
 const seen = (query, file, gold_from, more) => act(async () => {
   state.checked = { ...await ask("POST", `${query}&${sent(file, gold_from)}`, file), file, gold_from, ...more };
 });
@@ -84,32 +86,32 @@ forms.make = ({ file, gold_from, options, many, suggests_first, votes, price, ..
 };
 forms.import = ({ file, gold_from }) => seen(path("tasks?check=1"), file, gold_from, { project: state.project });
 
-// Where its tasks were not taken, a project is not made again.
+// Creates the project if needed, and imports its tasks. A retry after a failed import does not create the project again.
 const send = (checked) => once(async () => {
   const { asked, items, file, gold_from, count, already } = checked, { project } = checked.project ??= await ask("POST", PROJECTS, { ...asked, items });
   const { tasks } = await ask("POST", `${PROJECTS}/${project}/tasks?again=${Number(already === count)}&${sent(file, gold_from)}`, file);
   if (state.checked === checked) shut();
-  return `Tasks of this project: ${tasks}${count > tasks ? ", and the others follow" : ""}.`;
+  return `The project has ${counted(tasks, "task")}${count > tasks ? "; the import continues" : ""}.`;
 });
 
 forms.redact = ({ task, reason }) => sure("redacts", { task }, () => post(path("redact"), { task: Number(task), reason }));
 forms.train = ({ rounds, overrides, ...rest }) => post(`${ADMIN}/jobs`,
-  { ...rest, rounds: Number(rounds), overrides: Object.fromEntries(lines(overrides).map((line) => /^(.*?) *(?:= *|$)(.*)/.exec(line).slice(1))) }, "The job is on the log.");
+  { ...rest, rounds: Number(rounds), overrides: Object.fromEntries(lines(overrides).map((line) => /^(.*?) *(?:= *|$)(.*)/.exec(line).slice(1))) }, "Job submitted.");
 forms.search = ({ search }) => { Object.assign(state, { search, shown: PAGE }); act(read); };
 
 function Checked({ checked }) {
   const { problems, preview, count, asked, notes = [], already } = checked, { display } = asked ?? checked.project;
   if (problems.length) {
-    return html`<div class="notice bad" role="alert"><p>Nothing is imported yet: these lines are no tasks.</p>
+    return html`<div class="notice bad" role="alert"><p>Nothing was imported. Correct these lines, then check the file again:</p>
       <ul data-problems>${problems.map((problem) => html`<li dir="auto">${visible(problem)}</li>`)}</ul></div>`;
   }
-  return html`<section class="preview" data-preview aria-label="Preview"><h3>Tasks: ${count}. Annotators see the first ones so:</h3>
+  return html`<section class="preview" data-preview aria-label="Preview"><h3>${counted(count, "task")}. The first ones, as annotators see them:</h3>
     ${notes.length > 0 && html`<ul class="notice" data-notes>${notes.map((note) => html`<li dir="auto">${visible(note)}</li>`)}</ul>`}
     ${asked?.guidelines && html`<details><summary>Guidelines</summary><p class="text small" dir="auto">${visible(asked.guidelines)}</p></details>`}
     <ol>${preview.map(({ text, items }) => html`<li><${Shown} text=${text} display=${display} isSmall />
       ${items.length > 0 && html`<ul>${items.map((item) => html`<li><${Shown} text=${item} display=${display} isSmall /></li>`)}</ul>`}</li>`)}</ol>
     ${asked && html`<p>${asked.options.map((option, index) => html`<span class="option"><kbd>${index + 1}</kbd> <bdi>${visible(option)}</bdi></span> `)}</p>`}
-    <button class="primary" type="button" onClick=${() => send(checked)}>${asked ? "Make the project" : already === count ? "Import again" : "Import"}</button></section>`;
+    <button class="primary" type="button" onClick=${() => send(checked)}>${asked ? "Create project" : already === count ? "Import again" : "Import"}</button></section>`;
 }
 
 // Sections ---
@@ -117,9 +119,9 @@ function Checked({ checked }) {
 function health() {
   const it = state.health, { disk, queues, versions } = it;
   const facts = [
-    it.problem || it.state, it.height, it.heights_behind ?? "nobody is there to say", it.links, it.decided_seconds_ago?.toFixed(0) ?? "none yet", (it.uptime_seconds / 3600).toFixed(1),
+    it.problem || it.state, it.height, it.heights_behind ?? "unknown: no peer is connected", it.links, it.decided_seconds_ago === null ? "none yet" : `${duration(it.decided_seconds_ago)} ago`, duration(it.uptime_seconds),
     bytes(it.memory_bytes), bytes(disk.used_bytes), `${bytes(disk.free_bytes)} of ${bytes(disk.total_bytes)}`, queues.statements_waiting, queues.transactions_pending,
-    `${versions.program}, wire ${versions.wire}`, versions.modules.map(({ module, runs }) => `${module} ${runs}`).join(", "),
+    `${versions.program}, wire ${versions.wire}`, versions.modules.map(({ module, active_version }) => `${module} ${active_version}`).join(", "),
   ]; // in the order of the template
   allAt("#facts dd").forEach((fact, place) => { fact.textContent = facts[place]; });
   render(state.alerts.map(({ severity, cause, about, text, since_ms }) => html`
@@ -127,20 +129,22 @@ function health() {
   at("#alerts + p").hidden = state.alerts.length;
 }
 
+const MOVED = { open: "open", pause: "paused", close: "closed" };
+
 function Actions({ project }) {
   const { name, project: id } = project, next = project.state === "open" ? "pause" : "open";
-  const move = (call) => post(`${PROJECTS}/${id}/${call}`, {}, `${isolated(name)}: ${call}, done.`);
-  if (!project.is_mine) return "another member's";
-  return html`<div class="tools"><a href=${`/review#${id}`}>review</a>
-    ${project.state !== "closed" && html`<${Quiet} does=${next} run=${() => move(next)} /><${Quiet} does="import" run=${() => open("import", project)} />
-      <${Quiet} does="close" run=${() => sure("closes", { name }, () => move("close"))} />`}
-    <${Quiet} does="redact" run=${() => open("redact", project)} /></div>`;
+  const move = (call) => post(`${PROJECTS}/${id}/${call}`, {}, `Project ${isolated(name)} is ${MOVED[call]}.`);
+  if (!project.is_mine) return "by another member";
+  return html`<div class="tools"><a href=${`/review#${id}`}>Review</a>
+    ${project.state !== "closed" && html`<${Quiet} does=${next === "open" ? "Open" : "Pause"} run=${() => move(next)} /><${Quiet} does="Import" run=${() => open("import", project)} />
+      <${Quiet} does="Close" run=${() => sure("closes", { name }, () => move("close"))} />`}
+    <${Quiet} does="Redact" run=${() => open("redact", project)} /></div>`;
 }
 
 function Refusal({ person: { annotator, name, is_refused } }) {
-  const change = (call, text) => post(`${ADMIN}/people/${annotator}/${call}`, {}, `${isolated(name)} gets ${text} here.`);
-  return is_refused ? html`<${Quiet} does="allow" run=${() => change("allow", "tasks")} />`
-    : html`<${Quiet} does="refuse" run=${() => sure("refuses", { name }, () => change("refuse", "no more tasks"))} />`;
+  const change = (call, text) => post(`${ADMIN}/people/${annotator}/${call}`, {}, `${isolated(name)} gets ${text} from this peer.`);
+  return is_refused ? html`<${Quiet} does="Allow" run=${() => change("allow", "tasks")} />`
+    : html`<${Quiet} does="Refuse" run=${() => sure("refuses", { name }, () => change("refuse", "no more tasks"))} />`;
 }
 
 const cancel = ({ name, job }) => sure("cancels", { name }, () => post(`${ADMIN}/jobs/${job}/cancel`, {}));
@@ -148,10 +152,10 @@ const cancel = ({ name, job }) => sure("cancels", { name }, () => post(`${ADMIN}
 const DRAWS = {
   health: () => state.health && health(),
   projects: () => fill("projects", state.projects.map((one) => [one.project, html`<b><bdi>${one.name}</bdi></b>`, one.kind, one.state, one.votes, one.tasks, one.settled, one.review, html`<${Actions} project=${one} />`])),
-  people: () => fill("people", state.people.map((one) => [one.annotator, html`<${Named} name=${one.name} id=${one.annotator} />`, one.custodial ? "kept by its peer" : "its own",
-    one.answers, one.accepted, percent(one.agreement), percent(one.weight), one.points, html`${one.is_refused ? "refused " : one.is_here ? "serves it " : ""}<${Refusal} person=${one} />`])),
-  jobs: () => fill("jobs", state.jobs.map((job) => [job.job, html`<${Named} name=${job.name} id=${job.job} />`, job.queue_position ? `waits, place ${job.queue_position}` : job.state, `${job.queue_position ? "–" : Math.min(job.rounds_in_model + 1, job.rounds)} of ${job.rounds}`,
-    Object.values(job.accepted).reduce((sum, count) => sum + count, 0), job.audit, job.state !== "finished" && html`<${Quiet} does="cancel" run=${() => cancel(job)} />`])),
+  people: () => fill("people", state.people.map((one) => [one.annotator, html`<${Named} name=${one.name} id=${one.annotator} />`, one.custodial ? "a peer" : "the annotator",
+    one.answers, one.accepted, percent(one.agreement), percent(one.weight), one.points, html`${one.is_refused ? "refused " : one.is_here ? "enrolled " : ""}<${Refusal} person=${one} />`])),
+  jobs: () => fill("jobs", state.jobs.map((job) => [job.job, html`<${Named} name=${job.name} id=${job.job} />`, job.queue_position ? `queued, position ${job.queue_position}` : job.state, `${job.queue_position ? "–" : Math.min(job.rounds_in_model + 1, job.rounds)} of ${job.rounds}`,
+    Object.values(job.accepted).reduce((sum, count) => sum + count, 0), job.audit, job.state !== "finished" && html`<${Quiet} does="Cancel" run=${() => cancel(job)} />`])),
   log: () => fill("log", state.log.map((one) => [one.number, when(one.at_ms), html`<code>${one.operator}</code>`, one.action, one.about, one.result])),
 };
 

@@ -13,28 +13,28 @@ import { hex } from "/static/wire.js";
 
 const REASONS = ["unclear", "harmful", "private", "broken"];
 const SHOWN = 20; // answers in the list
-const COUNTS_MS = 10_000; // between two looks at how far projects are
+const COUNTS_MS = 10_000; // between two reads of the projects' counts
 const CHOSEN = "folkmoot project"; // the name in this tab's storage
 const KEYS = { ArrowLeft: "←", ArrowRight: "→", "Control+Enter": "Ctrl ↵", Escape: "Esc" };
 
 const state = {
   network: null, store: null, session: null, queue: null, leases: null,
-  isHere: true, // the peer, as far as this page knows
-  phase: "loading", // then `work`
+  isHere: true, // whether the peer responded last time
+  phase: "loading", // later `work`
   chosen: [], isSkipping: false, isHelping: false,
-  isUnsaved: false, // the key has no backup, and that was not waved away
+  isUnsaved: false, // The key has no backup, and its notice is not dismissed.
   guidelines: new Map(), // by path
-  projects: [], // those that are open, with their counts
+  projects: [], // open projects with their counts
 };
 
 const current = () => state.leases?.tasks[0];
 const isWide = matchMedia("(min-width: 60rem)").matches;
 
-// What people do ---
+// Actions ---
 
 let done = Promise.resolve();
 
-// What people do is done one after the other: a lock that one gives back is there for the next.
+// Runs actions one after the other, so that a lock is released before the next action needs it.
 function inOrder(work) {
   done = done.then(work, work);
   return done;
@@ -47,12 +47,12 @@ async function give(changes) {
   state.leases.tasks.shift();
   Object.assign(state, { chosen: [], isSkipping: false });
   tell();
-  paint(); // the next task is there before anything is stored or sent
+  paint(); // The next task is shown before anything is stored or sent.
   await inOrder(async () => {
     try {
       await state.queue.add(row);
     } catch (error) {
-      tell(error.name === "ConstraintError" ? "Another tab has answered that task." : `This browser cannot keep answers: ${error.message}`, "bad");
+      tell(error.name === "ConstraintError" ? "You have already answered this task in another tab." : `This browser could not store your answer: ${error.message}`, "bad");
     }
     await state.leases.release(task);
   });
@@ -66,7 +66,7 @@ function choose(value) {
   paint();
 }
 
-// Answers that were given stay; the task on the screen goes back if it is of another project.
+// Chooses a project. The task shown is released if it is of another project; given answers stay.
 function chooseProject(project, isClosed) {
   const task = current();
   sessionStorage.setItem(CHOSEN, project);
@@ -75,35 +75,35 @@ function chooseProject(project, isClosed) {
   paint();
 }
 
-// Puts an item of a ranking at a place. With that, all are placed as they stand.
+// Moves an item of a ranking to a position. All items are then placed in the order shown.
 function move(item, to) {
   const order = shownOrder(current(), state.chosen), { activeElement } = document;
   if (to < 0 || to >= order.length || order[to] === item) return;
   state.chosen = moved(order, item, to);
   paint();
-  tell(`Place ${to + 1} of ${order.length}: ${isolated(current().items[item].slice(0, 60))}`);
-  activeElement.focus(); // it was moved itself
+  tell(`Position ${to + 1} of ${order.length}: ${isolated(current().items[item].slice(0, 60))}`);
+  activeElement.focus(); // The element was moved in the document and lost the focus.
 }
 
 const undo = () => inOrder(async () => {
   const row = await state.queue.undo();
-  if (!row) return tell(state.queue.rows.length ? "Your last answer is sent. Nobody can take it back now." : "There is nothing to take back.", "warn");
+  if (!row) return tell(state.queue.rows.length ? "Your last answer is already sent and cannot be undone." : "There is no answer to undo.", "warn");
   await state.leases.take(row.task, true);
   Object.assign(state, { chosen: row.answer && isCollected(row.task) ? row.answer : [], isSkipping: false });
   paint();
-  tell("Taken back: answer it again.");
+  tell("Answer undone. Choose again.");
 });
 
-// All buttons and their keys, as the page is now.
+// Returns all buttons of the page with their keys.
 function actions() {
-  const help = { key: "?", text: "Keys", run: () => toggle("isHelping") };
+  const help = { key: "?", text: "Shortcuts", run: () => toggle("isHelping") };
   const undone = { key: "U", text: "Undo", run: undo };
   const task = current();
   if (state.phase !== "work") return [];
   if (!task) return [undone, help];
   if (state.isSkipping) {
     const reasons = REASONS.map((reason, index) => ({ key: String(index + 1), text: reason, isAnswer: true, run: () => give({ answer: null, reason }) }));
-    return [...reasons, { key: "Escape", text: "Do not skip", isAnswer: true, run: () => toggle("isSkipping") }];
+    return [...reasons, { key: "Escape", text: "Cancel", isAnswer: true, run: () => toggle("isSkipping") }];
   }
   const answers = choices(task).map(({ text, key, also, value }) => {
     const place = state.chosen.indexOf(value);
@@ -136,19 +136,19 @@ document.addEventListener("keydown", (event) => {
   action.run();
 });
 
-// Beginning ---
+// Start ---
 
-// Who is not in comes in at the other page, with the invitation that the address may have, and then back.
+// Opens /join, with the invitation code if the address has one. That page leads back here.
 const join = () => location.replace(`/join${location.hash}`);
 
-// Where the peer is away, answers wait in this browser.
+// Starts the queue of answers and the leases. Answers wait in the browser while the peer is not responding.
 async function begin(me) {
   state.store.by = hex(me.publicKey);
   state.session = sessionOf(state.network, me);
   state.queue = new Queue(state.store, state.session, (isHere) => {
     if (isHere !== undefined) noteHere(isHere);
     paint();
-  }, (row, why) => tell(`Your answer “${isolated(snippet(row))}” does not count: ${why}`, "bad"));
+  }, (row, why) => tell(`Your answer to “${isolated(snippet(row))}” does not count: ${why}`, "bad"));
   state.leases = new Leases(state.session, state.queue, (problem, project) => {
     noteHere(problem?.status !== 0);
     if (problem?.status === 401) return join();
@@ -165,17 +165,17 @@ async function begin(me) {
 }
 
 function noteHere(isHere) {
-  if (isHere && !state.isHere) state.leases.ask(); // its leases may be over
+  if (isHere && !state.isHere) state.leases.ask(); // Leases may have expired meanwhile.
   state.isHere = isHere;
 }
 
 document.addEventListener("visibilitychange", () => { if (!document.hidden && state.phase === "work") state.leases.ask(); });
 
-// What people see ---
+// Rendering ---
 
 const Key = ({ of }) => html`<kbd>${KEYS[of] ?? of.toUpperCase()}</kbd>`;
 
-// A double click does not answer the next task, too.
+// The second click of a double click is ignored, so that it does not answer the next task.
 const Button = ({ action }) => html`
   <button type="button" class=${action.isPrimary ? "primary" : action.isAnswer ? "answer" : "quiet"} disabled=${action.isDisabled}
     aria-keyshortcuts=${[action.key, action.also].filter(Boolean).join(" ") || null} aria-pressed=${action.isPressed?.toString() ?? null} onClick=${({ detail }) => (detail < 2 || action.isPressed !== undefined) && action.run()}>
@@ -186,12 +186,12 @@ const Button = ({ action }) => html`
 function Task({ task }) {
   if (!task) {
     return html`<section class="card task resting" aria-live="polite" data-state="waiting">
-      <h1>${!state.isHere ? "No tasks meanwhile" : !state.leases.isEmpty ? "Looking for tasks …" : `No tasks ${state.leases.project && "of this project "}for you at the moment`}</h1>
-      <p class="quiet">New ones appear here by themselves.</p>
+      <h1>${!state.isHere ? "No tasks while offline" : !state.leases.isEmpty ? "Looking for tasks …" : `No tasks for you ${state.leases.project && "in this project "}at the moment`}</h1>
+      <p class="quiet">New tasks appear here automatically.</p>
     </section>`;
   }
   return html`<section class="card task" aria-live="polite" data-task=${task.task} data-assignment=${task.assignment} data-state="ready">
-    <h1 class="asked">${state.isSkipping ? "Why do you skip it?" : html`<bdi>${task.name}</bdi>: ${ASKS[task.kind](task)}`}</h1>
+    <h1 class="asked">${state.isSkipping ? "Why do you skip this task?" : html`<bdi>${task.name}</bdi>: ${ASKS[task.kind](task)}`}</h1>
     <${Progress} project=${state.projects.find(({ project }) => project === task.project)} />
     ${task.text && html`<${Shown} text=${task.text} display=${task.display} />`}
     ${task.kind === "pair" && html`<${Pair} task=${task} />`}
@@ -200,12 +200,12 @@ function Task({ task }) {
 }
 
 const Progress = ({ project }) => project && html`<p class="quiet small progress" data-progress>
-  <progress value=${project.settled} max=${project.tasks} aria-label="Tasks of this project with a label"></progress> ${project.settled} of ${project.tasks} have a label</p>`;
+  <progress value=${project.settled} max=${project.tasks} aria-label="Labeled tasks of this project"></progress> ${project.settled} of ${project.tasks} tasks labeled</p>`;
 
-// The keys answer again after a choice.
-const Choice = () => html`<label>Tasks of <select value=${state.leases.project} onChange=${({ target }) => { target.blur(); chooseProject(target.value); }}>
+// The list loses the focus after a choice, so that keys answer tasks again.
+const Choice = () => html`<label>Project <select value=${state.leases.project} onChange=${({ target }) => { target.blur(); chooseProject(target.value); }}>
   <option value="">all projects</option>
-  ${state.projects.map(({ project, name, settled, tasks }) => html`<option key=${project} value=${project} dir="auto">${isolated(name)} (${settled} of ${tasks})</option>`)}
+  ${state.projects.map(({ project, name, settled, tasks }) => html`<option key=${project} value=${project} dir="auto">${isolated(name)} (${settled} of ${tasks} labeled)</option>`)}
 </select></label>`;
 
 async function readProjects() {
@@ -227,10 +227,10 @@ function Pair({ task }) {
 }
 
 const SAYS = {
-  held: () => "held: Undo (U) takes it back; once it is sent nobody can",
-  sent: () => (state.isHere ? "sent: the network decides" : "waits until the peer is back"),
-  decided: (row) => (row.answer ? `decided at height ${row.height}` : "skipped"),
-  settled: (row) => (isAsLabel(row) ? "settled, as you said" : html`settled: the label is <bdi>${inWords(row.task, row.label)}</bdi>`),
+  held: () => "not sent yet: press U to undo",
+  sent: () => (state.isHere ? "sent, waiting for confirmation" : "waiting for the connection"),
+  decided: (row) => (row.answer ? `recorded in block ${row.height}, label pending` : "skipped"),
+  settled: (row) => (isAsLabel(row) ? "matches the label" : html`the label is <bdi>${inWords(row.task, row.label)}</bdi>`),
   lost: (row) => `not counted: ${row.problem}`,
 };
 
@@ -251,12 +251,12 @@ function Guidelines({ task }) {
 }
 
 async function read(path) {
-  state.guidelines.set(path, ""); // once
+  state.guidelines.set(path, ""); // read only once
   try {
     state.guidelines.set(path, await call("GET", path));
     paint();
   } catch {
-    state.guidelines.delete(path); // with the next task
+    state.guidelines.delete(path); // The next task reads them again.
   }
 }
 

@@ -1,6 +1,6 @@
-// What an annotator's own answers come to.
+// Statistics of an annotator's own answers.
 
-const Z = 1.96; // 19 times of 20
+const Z = 1.96; // standard deviations of a 95 % interval
 
 export const isAsLabel = ({ answer, label }) => String(answer) === String(label);
 
@@ -16,7 +16,7 @@ export function figures(rows, now) {
   };
 }
 
-// Wilson's, in per cent.
+// Wilson's confidence interval, in per cent.
 function interval(count, of) {
   const share = count / of, spread = 1 + (Z * Z) / of;
   const middle = (share + (Z * Z) / (2 * of)) / spread;

@@ -1,8 +1,8 @@
-// An annotator's key. WebCrypto makes it and signs with it, on https and on this machine's own pages; elsewhere the peer keeps one.
+// An annotator's key. WebCrypto generates it and signs with it on https and localhost. Elsewhere the peer keeps a key for the annotator.
 
 export const hasKeys = await Promise.resolve(crypto.subtle?.generateKey("Ed25519", false, ["sign"])).then(Boolean, () => false);
 
-// The secret can be exported until its backup is saved.
+// Generates a key. Its secret can be exported until a backup is saved.
 export async function made() {
   const { privateKey, publicKey } = await crypto.subtle.generateKey("Ed25519", true, ["sign"]);
   return { secret: privateKey, publicKey: new Uint8Array(await crypto.subtle.exportKey("raw", publicKey)) };

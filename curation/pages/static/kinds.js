@@ -1,20 +1,20 @@
-// How each kind of task is asked and answered: choices with their keys, answers in words.
+// Question, choices with their keys, and answers in words, for each kind of task.
 
 const BOTH = ["a tie", "both bad"];
-const KEYS = "1234567890abcdef"; // of as many options as a project may have
+const KEYS = "1234567890abcdef"; // as many as a project may have options
 const numbered = (texts, first = 0) => texts.map((text, index) => ({ text, key: KEYS[index], value: index + first }));
 
-// Which item of a pair stands left: a bit of the assignment, so that no side is liked better.
+// Returns the item of a pair that is shown on the left. A bit of the assignment decides it, so that neither item has a better side.
 export const leftOf = (task) => parseInt(task.assignment.at(-1), 16) & 1;
 
 export const ASKS = {
-  label: (task) => (task.many ? "Choose all that fit" : "Choose one"),
-  rating: () => "Rate it",
+  label: (task) => (task.many ? "Choose all that apply" : "Choose one"),
+  rating: () => "Choose a rating",
   pair: () => "Which is better?",
-  ranking: () => "Put the best first: choose one after the other, or move them",
+  ranking: () => "Rank the items, best first: choose them in order, or move them",
 };
 
-// Several are collected, then sent; one choice is an answer by itself.
+// Whether choices are collected and then sent. Otherwise a single choice is the answer.
 export const isCollected = (task) => task.kind === "ranking" || task.many;
 
 export function choices(task) {
@@ -37,10 +37,10 @@ export const answerOf = (task, chosen) => (task.kind === "label" ? [...chosen].s
 
 export function inWords(task, answer) {
   const texts = { label: task.options, rating: ["", ...task.options], ranking: task.items, pair: pairWords(task) }[task.kind];
-  return answer.map((value) => texts[value]).join(task.kind === "ranking" ? " > " : ", ") || "none of them";
+  return answer.map((value) => texts[value]).join(task.kind === "ranking" ? " > " : ", ") || "none";
 }
 
-// As this annotator sees them: by side.
+// Answers to a pair in words, with A for the item on the left.
 function pairWords(task) {
   const sides = leftOf(task) ? ["B", "A"] : ["A", "B"];
   return [`${sides[0]} is better`, `${sides[1]} is better`, ...BOTH];

@@ -4,7 +4,7 @@ import { known } from "/static/store.js";
 import { hex } from "/static/wire.js";
 
 const ROWS = 100;
-const AGAIN_MS = 5_000; // points change at the close of a project, answers before
+const AGAIN_MS = 5_000; // Points change when a project closes, answers before.
 
 const state = { network: null, isHere: true };
 
@@ -21,7 +21,7 @@ function show({ rows, height }) {
   at("#asking")?.remove();
   at("[data-live=height]").textContent = height;
   fill("board", rows.map(({ rank, annotator, name, accepted, points }) => [annotator, rank,
-    html`<b><bdi>${name}</bdi></b> <code title="The key, which tells two of one name apart">${annotator.slice(0, 8)}</code>${annotator === me && html` <span class="chip">you</span>`}`, accepted, points]));
+    html`<b><bdi>${name}</bdi></b> <code title="First digits of the key, which differ even if names are equal">${annotator.slice(0, 8)}</code>${annotator === me && html` <span class="chip">you</span>`}`, accepted, points]));
 }
 
 async function follow() {

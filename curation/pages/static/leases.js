@@ -1,4 +1,4 @@
-// Tasks that this annotator has: three ahead, so that the next one is there at once. Tabs do not show the same one.
+// Tasks that are assigned to this annotator. Three are prefetched, so that the next one is shown at once. No two tabs show the same task.
 import { pause } from "/static/page.js";
 
 const AHEAD = 3;
@@ -7,7 +7,7 @@ const AGAIN_MS = 1_000;
 const BEAT_MS = 15_000; // the peer releases a lease 45 s after its last heartbeat
 const LOCK = "folkmoot task ";
 
-// What gives it back, and says when that is done; or nothing, if another tab has it.
+// Claims an assignment for this tab. Returns a function that releases it, or undefined if another tab has it.
 function claimed(assignment) {
   if (!navigator.locks) return Promise.resolve(() => {});
   return new Promise((resolve) => {
@@ -26,16 +26,16 @@ async function claims() {
 }
 
 export class Leases {
-  tasks = []; // the one that is shown first
-  isEmpty = false; // the peer has said so
-  project = ""; // the only one that tasks are asked of; empty: all
+  tasks = []; // the task shown comes first
+  isEmpty = false; // The peer has no tasks for this annotator.
+  project = ""; // project from which tasks are requested; empty: all
   #releases = new Map();
   #asking = false;
 
   constructor(session, queue, changed) {
     this.session = session;
     this.queue = queue;
-    this.changed = changed; // told the problem, if there is one, and the project that tasks were asked of
+    this.changed = changed; // called with the problem, if any, and the project of the request
     this.#beatOften();
   }
 
@@ -43,13 +43,13 @@ export class Leases {
     for (;; await pause(BEAT_MS)) this.beat();
   }
 
-  // The peer learns which tasks somebody looks at, and which answers are on their way. A peer that is away gets the next one.
+  // Tells the peer which tasks are open and which answers are not sent yet. A failed heartbeat is not retried, since the next one follows.
   beat() {
     const assignments = [...this.queue.unsent, ...this.tasks].map(({ assignment }) => assignment).slice(-LEASES_MAX);
     if (assignments.length) this.session.call("POST", "/api/v1/heartbeat", { assignments }).catch(() => {});
   }
 
-  // Until there is a task. Whoever asks meanwhile need not wait.
+  // Requests tasks until there is one. Concurrent calls return at once.
   async ask() {
     if (this.#asking) return;
     this.#asking = true;
@@ -74,20 +74,20 @@ export class Leases {
     const before = this.tasks, { project } = this;
     const { tasks } = await this.session.call("GET", `/api/tasks?limit=${limit}${project && `&project=${project}`}`);
     const listed = new Set(tasks.map(({ assignment }) => assignment));
-    // Below the limit these are all of the project: what was there before and is not any more is over.
+    // Fewer tasks than the limit are all that the peer assigned. Earlier tasks that are missing have expired.
     const isOver = (task) => before.includes(task) && isOf(project, task) && !listed.has(task.assignment);
     if (tasks.length < limit) this.tasks.filter(isOver).forEach((task) => this.drop(task));
     for (const task of tasks) {
       if (this.tasks.length >= AHEAD) break;
       if (!known.has(task.assignment)) await this.take(task);
     }
-    if (project !== this.project) this.#giveBack(); // chosen meanwhile
+    if (project !== this.project) this.#giveBack(); // Another project was chosen meanwhile.
     this.beat();
     this.isEmpty = !tasks.length && project === this.project;
     return this.tasks.length > 0;
   }
 
-  // Adds a task, unless another tab has it or has answered it.
+  // Adds a task, unless another tab has it or it is answered.
   async take(task, isNext = false) {
     const release = await claimed(task.assignment);
     if (!release) return;
@@ -97,7 +97,7 @@ export class Leases {
     if (isNext) this.tasks.unshift(task); else this.tasks.push(task);
   }
 
-  // Asks for tasks of this project alone from now on; empty: of all. `isClosed`: the one before is, and its tasks are over.
+  // Requests tasks of this project only; empty: of all projects. `isClosed`: the earlier project is closed, and its tasks are dropped.
   choose(project, isClosed = false) {
     if (isClosed) this.tasks.filter((task) => task.project === this.project).forEach((task) => this.drop(task));
     this.project = project;
@@ -106,7 +106,7 @@ export class Leases {
     this.ask();
   }
 
-  // Tasks of other projects than the chosen one. Without a reply the peer releases them 45 s after their last heartbeat.
+  // Releases tasks of other projects. If the request fails, the peer releases them 45 s after their last heartbeat.
   #giveBack() {
     for (const task of this.tasks.filter((other) => !isOf(this.project, other))) {
       this.drop(task);

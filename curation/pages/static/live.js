@@ -1,4 +1,4 @@
-// The page that shows how the network trains, votes, and throws out who lies. All that is live comes by one stream.
+// The page that shows training, votes, and expelled or suspended peers. One event stream brings all live data.
 import { allAt, at, html, paintStatus, render } from "/static/page.js";
 import { call } from "/static/session.js";
 import { known } from "/static/store.js";
@@ -14,15 +14,15 @@ const place = (id) => at(`#${id}`);
 const reasons = Object.fromEntries(Array.from(allAt("#reasons dt"), (term) => [term.textContent, term.nextElementSibling.textContent]));
 
 let now = null, isHere = true, me;
-const checks = {}; // by height: the verdict of this browser
+const checks = {}; // this browser's verdicts, by height
 const nameOf = (peer) => now.peers.find((one) => one.peer === peer)?.name || peer.slice(0, 8);
 const Name = ({ of }) => html`<bdi>${nameOf(of)}</bdi>`;
 const time = (ms) => new Date(ms).toLocaleTimeString();
 const cell = (value) => html`<td class="number">${value}</td>`;
 
-const nth = (round) => round + 1; // people count rounds from 1
+const nth = (round) => round + 1; // Rounds are shown from 1.
 
-// A large figure with what it is about; without a value it is hidden.
+// Shows a large figure with a note. A figure without a value is hidden.
 function tell(name, value, about, tone = "") {
   const shown = at(`[data-live=${name}]`), figure = shown.parentElement;
   figure.hidden = value === undefined;
@@ -33,36 +33,36 @@ function tell(name, value, about, tone = "") {
 
 const Verdict = ({ is }) => is === undefined ? "–" : html`<span class=${is === "accept" ? "yes" : "no"}>${is === "accept" ? "✓" : "✗"} ${is}</span>`;
 
-const VOUCHED = "The voter signed that it re-executed the update before the vote. Nothing proves that it did.";
-const UNSURE = "The voter was called to re-execute the update, and could not judge it.";
+const VOUCHED = "The voter signed that it re-executed the update before its vote. The signature does not prove that it did.";
+const UNSURE = "The voter was assigned to re-execute the update, but could not judge it.";
 const Vouch = ({ is, ballot }) => is && html` <span class="chip vouch" title=${is === "unjudged" ? UNSURE : VOUCHED}>${is === "unjudged" ? "unsure" : is === ballot ? "re-executed" : `re-executed: ${is}`}</span>`;
 
 function tellAll(job, rounds) {
   const { status, blocks, labels } = now, measured = rounds.findLast((one) => one.held_out_bits_per_byte !== null);
   tell("bits", measured?.held_out_bits_per_byte.toFixed(3), `after round ${nth(measured?.round)}`);
-  tell("round", job && Math.min(nth(job.rounds_in_model), job.rounds), html`of ${job?.rounds} of <bdi>${job?.name}</bdi>${job?.state === "running" ? "" : `, ${job?.state}`}`);
-  tell("height", status.height, blocks.length ? `decided at ${time(blocks.at(-1).time_ms)}` : "nothing is decided yet");
-  tell("labels", labels ?? undefined, "by people, in all projects");
+  tell("round", job && Math.min(nth(job.rounds_in_model), job.rounds), html`of ${job?.rounds}, job <bdi>${job?.name}</bdi>${job?.state === "running" ? "" : ` (${job?.state})`}`);
+  tell("height", status.height, blocks.length ? `decided at ${time(blocks.at(-1).time_ms)}` : "no block decided yet");
+  tell("labels", labels ?? undefined, "by annotators, in all projects");
   const { own_root, certified_root, signers, voters_count } = blocks.findLast((one) => one.own_root) ?? {}, isEqual = own_root === certified_root;
-  if (!own_root) tell("roots", "–", "the next block certifies one");
-  else tell("roots", isEqual ? "equal" : "not equal", `${signers.length} of ${voters_count} voters signed ${certified_root.slice(0, 8)}, this peer computed ${own_root.slice(0, 8)}`, isEqual ? "good" : "bad");
+  if (!own_root) tell("roots", "–", "no certified state yet");
+  else tell("roots", isEqual ? "equal" : "not equal", isEqual ? `${signers.length} of ${voters_count} voters signed ${own_root.slice(0, 8)}, as computed by this peer` : `${signers.length} of ${voters_count} voters signed ${certified_root.slice(0, 8)}, but this peer computed ${own_root.slice(0, 8)}`, isEqual ? "good" : "bad");
 }
 
 const alerts = () => now.alerts.map(({ cause, about, severity, text, since_ms }) => html`<p key=${cause + about} class="notice ${TONES[severity]}" data-severity=${severity}>
   <b>${cause.replaceAll("-", " ")}:</b> ${about && html`<${Name} of=${about} />`} ${text}, since ${time(since_ms)}</p>`);
 
-// The open round; and who says what of whom, in the last closed round until the first ballot comes.
+// Renders the open round, and the votes on it. Until its first ballot arrives, the votes are those of the last closed round.
 function round(job) {
   const ours = now.votes.filter((one) => one.job === job?.job), open = ours.find(({ height }) => height === null);
   const told = open && Object.keys(open.votes).length ? open : ours.findLast(({ height }) => height !== null);
   for (const phase of PHASES) place(phase).ariaCurrent = phase === (open?.phase ?? "closed") ? "step" : null;
   return ours.length > 0 && html`
-    ${open && html`<p class="quiet small">Round ${nth(open.round)}: ${open.proposed.length} of ${open.trainers.length} have proposed, ${Object.keys(open.votes).length} of ${open.voters.length} have voted, ${open.quorum} decide.</p>`}
-    ${told && html`<div class="scroll" tabindex="0"><table class="votes"><caption>What each voter says of each proposal, in round ${nth(told.round)}</caption>
+    ${open && html`<p class="quiet small">Round ${nth(open.round)}: proposals from ${open.proposed.length} of ${open.trainers.length} trainers, votes from ${Object.keys(open.votes).length} of ${open.voters.length} voters (quorum ${open.quorum}).</p>`}
+    ${told && html`<div class="scroll" tabindex="0"><table class="votes"><caption>Votes on each trainer's proposal in round ${nth(told.round)}</caption>
       <thead><tr><th scope="col">Voter</th>${told.proposed.map((who) => html`<th scope="col" key=${who}><${Name} of=${who} /></th>`)}</tr></thead>
       <tbody>${[...new Set([told.votes, told.vouches].flatMap(Object.keys))].map((voter) => html`<tr key=${voter}><th scope="row"><${Name} of=${voter} /></th>
         ${told.proposed.map((who) => html`<td key=${who} data-head=${nameOf(who)}><span><${Verdict} is=${told.votes[voter]?.[who]} /><${Vouch} is=${told.vouches[voter]?.[who]} ballot=${told.votes[voter]?.[who]} /></span></td>`)}</tr>`)}</tbody></table></div>
-      ${Object.keys(told.vouches).length > 0 && html`<p class="quiet small legend"><span class="chip vouch">re-executed</span> ${VOUCHED} The other voters rely on such signatures.</p>`}`}`;
+      ${Object.keys(told.vouches).length > 0 && html`<p class="quiet small legend"><span class="chip vouch">re-executed</span> ${VOUCHED} Voters without the mark rely on these signatures.</p>`}`}`;
 }
 
 const last = (rounds) => rounds.slice(-SHOWN).reverse().map(({ round, verdicts }) => html`<li key=${round}><b>${nth(round)}</b>
@@ -73,7 +73,7 @@ const outcast = (peer, what) => html`<li key=${peer}><b class="name"><${Name} of
 const expelled = () => now.peers.filter(({ departed }) => departed.startsWith("expelled")).map(({ peer, departed }) => outcast(peer, departed));
 const suspended = (job) => Object.entries(job?.suspended_until ?? {}).map(([peer, until]) => outcast(peer, `suspended until round ${nth(until)}`));
 
-// Updates of a trainer: accepted, rejected, and those that did not come.
+// Returns a trainer's numbers of updates: accepted, rejected, absent.
 function counts(job, peer) {
   const { absent = 0, ...rejected } = job?.rejected[peer] ?? {};
   return [job?.accepted[peer] ?? 0, Object.values(rejected).reduce((sum, count) => sum + count, 0), absent].join(" / ");
@@ -83,7 +83,7 @@ const peers = (job) => now.peers.filter(({ departed }) => !departed).map(({ peer
   <th scope="row"><${Name} of=${peer} />${me && html` <span class="chip">this peer</span>`}</th>
   <td>${[voter && "voter", ...roles].filter(Boolean).join(", ")}${job?.reexecution_limits?.[peer] && html`<p class="quiet small">${job.reexecution_limits[peer]}</p>`}</td>
   ${cell(counts(job, peer))}
-  ${cell(me ? "–" : is_linked ? round_trip_ms : html`<span class="no">no link</span>`)}</tr>`);
+  ${cell(me ? "–" : is_linked ? round_trip_ms : html`<span class="no">not connected</span>`)}</tr>`);
 
 function samples(job) {
   const [newest, before] = now.samples.filter((one) => one.job === job?.job).toReversed();
@@ -105,7 +105,7 @@ async function check(height) {
   paint();
 }
 
-// A panel without anything in it is hidden.
+// Renders a panel. An empty panel is hidden.
 function put(id, content) {
   const panel = place(id).closest("section"), isEmpty = !content || content.length === 0;
   render(content || null, place(id));
@@ -119,7 +119,7 @@ function paint() {
   const job = now.jobs.findLast((one) => one.state === "running") ?? now.jobs.findLast((one) => one.state !== "waiting");
   const rounds = now.rounds.filter((one) => one.job === job?.job), { network, name, state, voters, quorum, tolerated } = now.status;
   const points = rounds.filter((one) => one.held_out_bits_per_byte !== null).map((one) => [nth(one.round), one.held_out_bits_per_byte]);
-  put("whole", html`<p class="quiet"><b><bdi>${network}</bdi></b>: ${voters === 1 ? "one voter, which decides alone" : `${voters} voters, of which ${quorum} decide and ${tolerated} may lie`}; as <bdi>${name}</bdi> sees it, which is <b
+  put("whole", html`<p class="quiet"><b><bdi>${network}</bdi></b> · ${voters === 1 ? "1 voter, which decides alone" : `${voters} voters · tolerates ${tolerated} faulty ${tolerated === 1 ? "voter" : "voters"} · quorum ${quorum}`} · seen by <bdi>${name}</bdi>, which is <b
     class=${state === "working" ? "yes" : "no"} data-live="state">${state}</b></p>`);
   put("alerts", alerts());
   tellAll(job, rounds);
@@ -130,7 +130,7 @@ function paint() {
   const [gone, kept] = [expelled(), suspended(job)];
   render(gone, place("expelled"));
   render(kept, place("suspended"));
-  put("nobody", gone.length + kept.length ? " " : "Nobody so far.");
+  put("nobody", gone.length + kept.length ? " " : "None so far.");
   put("peers", peers(job));
   put("samples", samples(job));
   put("blocks", blocks());
@@ -138,7 +138,7 @@ function paint() {
   place("watch").classList.toggle("old", !isHere);
 }
 
-// Rounds and blocks come one by one, and stay.
+// Merges changed data. Rounds and blocks arrive one by one and are kept.
 function take(changed) {
   for (const name of ["rounds", "blocks"]) {
     if (!changed[name] || !now) continue;
@@ -159,7 +159,7 @@ function follow() {
   stream.addEventListener("block", ({ data }) => now && take({ status: { ...now.status, height: JSON.parse(data).height } }));
   stream.onopen = () => told(true);
   stream.onerror = () => {
-    if (stream.readyState === EventSource.CLOSED) setTimeout(follow, AGAIN_MS); // refused, such as where too many watch
+    if (stream.readyState === EventSource.CLOSED) setTimeout(follow, AGAIN_MS); // refused, such as at the limit of viewers
     told(false);
   };
 }

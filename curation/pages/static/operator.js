@@ -1,15 +1,15 @@
-// What /admin and /review share.
+// Code shared by /admin and /review: sign-in, calls, dialogs, refresh.
 import { at, copied, forms, paintStatus, pause, tell } from "/static/page.js";
 import { call } from "/static/session.js";
 
 const AGAIN_MS = 4_000;
-const OWN = /^([a-z]{0,8}|[\da-f]{64})$/; // behind the # of an address: a section, or a project
+const OWN = /^([a-z]{0,8}|[\da-f]{64})$/; // part of the address after #: a section or a project
 const SIGN_IN = "/api/v1/admin/sign-in";
 
-const desk = { network: null, isHere: true, isIn: null }; // null: not known yet
+const desk = { network: null, isHere: true, isIn: null }; // isIn is null until it is known
 let draw, read;
 
-// Where nobody is signed in any more, the page asks for a token.
+// Calls the peer. If the session has ended, the page shows the sign-in form.
 export async function ask(method, path, body) {
   try {
     const said = await call(method, path, body);
@@ -22,27 +22,27 @@ export async function ask(method, path, body) {
   }
 }
 
-// What somebody does: the page says what came of it, and what it shows is read again.
+// Runs an action, shows its result or problem, and refreshes the page.
 export async function act(work) {
   const wasIn = desk.isIn;
-  tell("The peer works on it …");
+  tell("Working …");
   try {
     tell((await work()) ?? "");
   } catch (problem) {
-    tell(wasIn && !desk.isIn ? "Sign in again: the token is over, or was taken back." : problem.message, "bad");
+    tell(wasIn && !desk.isIn ? "Your session has ended: the token has expired or was revoked. Sign in again." : problem.message, "bad");
   }
   await look();
 }
 
 let isSending = false;
 
-// The same, but a second click meanwhile does nothing.
+// Runs an action like `act`. Further clicks are ignored until it has ended.
 export const once = (work) => isSending || act(() => {
   isSending = true;
   return work().finally(() => { isSending = false; });
 });
 
-// `id` is that of the <template> that asks, about these facts.
+// Asks for confirmation with the <template> `id`, then runs the action.
 export function sure(id, facts, run) {
   const dialog = at("dialog");
   at("dialog div").replaceChildren(copied(id, facts));
@@ -81,7 +81,7 @@ async function look() {
   if (desk.isIn !== false) {
     try {
       await read();
-      desk.isIn ??= true; // who signs out meanwhile is out
+      desk.isIn ??= true; // stays false after a sign-out meanwhile
     } catch (problem) {
       if (problem.status && desk.isIn !== false) tell(problem.message, "bad");
     }
@@ -89,15 +89,15 @@ async function look() {
   paint();
 }
 
-// What else stands behind the # is a token, which signs in.
+// Signs in with the token after the # of the address, if there is one.
 async function followAddress() {
   const token = location.hash.slice(1);
   if (OWN.test(token)) return look();
-  history.replaceState(null, "", location.pathname); // nobody sees it over the shoulder, or finds it in the history
+  history.replaceState(null, "", location.pathname); // keeps the token from bystanders and from the history
   await signIn(token);
 }
 
-// `reads` asks for what `draws` shows.
+// Starts the page: `reads` fetches the data that `draws` renders.
 export async function begin(reads, draws) {
   [read, draw] = [reads, draws];
   addEventListener("hashchange", followAddress);

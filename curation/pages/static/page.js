@@ -1,4 +1,4 @@
-// What all pages share.
+// Helpers of all pages.
 import { h, render } from "/vendor/preact.mjs";
 import htm from "/vendor/htm.mjs";
 import { call } from "/static/session.js";
@@ -10,9 +10,9 @@ const AGAIN_MS = 2_000;
 export const at = (selector) => document.querySelector(selector);
 export const allAt = (selector) => document.querySelectorAll(selector);
 export const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
-export const focused = (element) => element?.focus({ preventScroll: true }); // where people type, once they have read what stands above
+export const focused = (element) => element?.focus({ preventScroll: true }); // without scrolling past the text above
 
-// What the peer says. While it does not answer, it is asked again, and `away` is called each time.
+// Returns the peer's response to a GET. Retries while the peer is not responding, and calls `away` before each retry.
 export async function patiently(path, away) {
   for (;;) {
     try {
@@ -25,7 +25,7 @@ export async function patiently(path, away) {
   }
 }
 
-// A copy of a <template>, about these facts: [data-if] goes unless its fact is true, and [data-text] gets one as its text.
+// Returns a copy of a <template>. Elements with [data-if] are removed unless the named fact is true; [data-text] names the fact that becomes their text.
 export function copied(id, facts = {}) {
   const copy = at(`#${id}`).content.cloneNode(true);
   for (const part of copy.querySelectorAll("[data-if]")) if (!facts[part.dataset.if]) part.remove();
@@ -33,7 +33,7 @@ export function copied(id, facts = {}) {
   return copy;
 }
 
-// Fills a table. On a phone each row of a wide one is a card, and each cell says what it is.
+// Fills a table. On a phone each row of a wide table is a card, whose cells repeat their headings.
 export function fill(id, rows) {
   const table = at(`#${id}`), heads = [...table.tHead.rows[0].cells];
   table.hidden = !rows.length;
@@ -42,7 +42,7 @@ export function fill(id, rows) {
     html`<td class=${heads[place].className} data-head=${heads[place].textContent}>${typeof cell === "string" ? html`<bdi>${cell}</bdi>` : cell}</td>`)}</tr>`), table.tBodies[0]);
 }
 
-// Of each form, by its id, what it does with its fields.
+// Handlers of submitted forms, by the form's id. Each gets the form's fields.
 export const forms = {};
 
 document.addEventListener("submit", (event) => {
@@ -60,10 +60,10 @@ export function tell(text = "", kind = "") {
 
 const Status = ({ network, isHere, who }) => html`
   ${network && html`<bdi>${network.name}</bdi>`}
-  <span class=${isHere ? "here" : "away"}>${isHere ? "connected" : "not connected"}</span>
+  <span class=${isHere ? "here" : "away"}>${isHere ? "connected" : "offline"}</span>
   ${who && html`<a href="/join" dir="auto">${who}</a>`}`;
 
-// The line at the top right, and the notice of a peer that is away.
+// Renders the status at the top right, and the notice that the peer is not responding.
 export function paintStatus(status) {
   render(html`<${Status} ...${status} />`, at("#status"));
   if (at("#away")) at("#away").hidden = status.isHere;

@@ -1,27 +1,27 @@
-// Answers on their way: held, sent, decided, settled; or lost, with the problem. The browser keeps them, so that none is lost with
-// a page or while the peer is away. One tab sends for all.
+// Queue of answers with their states: held, sent, decided, settled, or lost with a problem. The browser stores them, so that no answer
+// is lost when a tab closes or the peer is not responding. One tab sends the answers of all tabs.
 import { pause } from "/static/page.js";
 
 const HOLD_MS = 10_000;
 const AT_ONCE = 4;
-const LOOK_MS = 5_000; // for labels, where no event came
-const LOOKS = 20; // at answers without a label, the longest unseen first
+const LOOK_MS = 5_000; // between two requests for the label of one answer
+const LOOKS = 20; // requests for labels at a time, least recently requested first
 const LISTEN_AGAIN_MS = 10_000;
-const KEPT = 500; // answers, and of those only what is over goes
+const KEPT = 500; // answers; beyond them settled and lost ones are deleted
 
 export class Queue {
-  rows = []; // the oldest first
+  rows = []; // oldest first
   #others = new BroadcastChannel("folkmoot answers");
   #sending = new Set();
   #notBefore = 0;
-  #seen = new Map(); // when this tab last asked for an answer's label
+  #seen = new Map(); // time of this tab's last request for an answer's label
   #wake = () => {};
 
   constructor(store, session, changed, lost) {
     this.store = store;
     this.session = session;
-    this.changed = changed; // told whether the peer answers, if that is known
-    this.lost = lost; // told an answer that does not count, and why
+    this.changed = changed; // called with whether the peer responds, if known
+    this.lost = lost; // called with an answer that does not count, and the problem
     this.#others.onmessage = ({ data }) => this.#look(data.isHere);
   }
 
@@ -33,7 +33,7 @@ export class Queue {
 
   get unsent() { return this.rows.filter((row) => row.state === "held" || row.state === "sent"); }
 
-  // Whoever gives an answer lets go of the one before.
+  // Adds an answer, and releases the held one for sending.
   async add(row) {
     const at = Date.now();
     const released = (rows) => ({ put: rows.filter(({ state }) => state === "held").map(sent), gone: outlived(rows) });
@@ -41,7 +41,7 @@ export class Queue {
     await this.#tell();
   }
 
-  // The answer that was taken back, if one is still held.
+  // Removes the held answer and returns it. Returns undefined if no answer is held.
   async undo() {
     let held;
     await this.store.change((rows) => {
@@ -69,7 +69,7 @@ export class Queue {
     if (changes.state === "lost") this.lost(row, changes.problem);
   }
 
-  // In the tab that sends ---
+  // The tab that sends ---
 
   async #lead() {
     this.#listen();
@@ -95,7 +95,7 @@ export class Queue {
     const events = new EventSource("/api/v1/events");
     events.onopen = () => { this.#notBefore = 0; this.#tell(true); };
     events.onerror = () => {
-      if (events.readyState === EventSource.CLOSED) setTimeout(() => this.#listen(), LISTEN_AGAIN_MS); // refused, not away
+      if (events.readyState === EventSource.CLOSED) setTimeout(() => this.#listen(), LISTEN_AGAIN_MS); // The peer refused the stream.
       else this.#tell(false);
     };
     events.addEventListener("settled", () => { this.#seen.clear(); this.#wake(); });
@@ -107,7 +107,7 @@ export class Queue {
     this.#sending.add(row.assignment);
     try {
       const said = row.answer ? await this.session.submit(row) : await this.session.skip(row);
-      if (row.answer && said.height === undefined) this.#notBefore = Date.now() + 1000; // not decided yet: ask again
+      if (row.answer && said.height === undefined) this.#notBefore = Date.now() + 1000; // not decided yet: retry
       else await this.#update(row, { state: "decided", height: said.height, suggestion: said.suggestion ?? row.task.suggestion });
     } catch (problem) {
       if (isForLater(problem)) {
@@ -128,9 +128,9 @@ export class Queue {
       try {
         const { state, label } = await this.session.call("GET", `/api/v1/annotations/${row.assignment}`);
         if (label) await this.#update(row, { state: "settled", label });
-        else if (state === "forfeited") await this.#update(row, { state: "lost", problem: "nobody could open this answer in time" });
+        else if (state === "forfeited") await this.#update(row, { state: "lost", problem: "no peer opened this answer in time" });
       } catch {
-        return; // the peer is away, or has not come that far: later
+        return; // The peer is not responding, or has not applied that block. The next pass retries.
       }
     }
   }

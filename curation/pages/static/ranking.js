@@ -1,7 +1,7 @@
-// The list of a ranking, the best first. Items are picked one after the other, or moved: drawn by their handle, or by buttons.
+// The list of a ranking, best item first. Items are chosen in order, dragged by their handle, or moved by buttons.
 import { html } from "/static/page.js";
 
-// As it is shown: what is placed, then the rest.
+// Returns the items in the order shown: placed ones first.
 export const shownOrder = (task, placed) => [...placed, ...task.items.map((_, item) => item).filter((item) => !placed.includes(item))];
 
 export function moved(order, item, to) {
@@ -9,7 +9,7 @@ export function moved(order, item, to) {
   return [...others.slice(0, to), item, ...others.slice(to)];
 }
 
-// Follows the pointer until it is let go: the item goes to where as many others stand above the pointer.
+// Moves the item with the pointer until its release. The item's position is the number of other items above the pointer.
 function drag(event, item, move) {
   event.preventDefault();
   const rows = [...event.target.closest("ol").children], over = new AbortController(), { signal } = over;
@@ -18,7 +18,7 @@ function drag(event, item, move) {
   for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => over.abort(), { signal });
 }
 
-// `actions` are those that pick the items, `move(item, to)` puts one at a place.
+// `actions` choose the items, and `move(item, to)` moves an item to a position.
 export function Ranking({ task, placed, actions, move, Button }) {
   const order = shownOrder(task, placed);
   return html`<ol class="plain ranking">${order.map((item, place) => html`

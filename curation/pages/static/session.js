@@ -1,10 +1,10 @@
-// Calls of the HTTP API, and those that an annotator signs.
+// Calls of the HTTP API, some of which an annotator signs.
 import { digest, signed } from "/static/key.js";
 import { hex, preimage, sealed, unhex } from "/static/wire.js";
 
-const PATIENCE_MS = 20_000; // a decision is waited for 10 s
+const PATIENCE_MS = 20_000; // The peer waits up to 10 s for a decision.
 
-// Throws an error with the problem's `status`, which is 0 where the peer does not answer, and `retryMs`.
+// Throws an error with the problem's `status` and `retryMs`. The status is 0 if the peer is not responding.
 export async function call(method, path, body, token) {
   const headers = { "X-Folkmoot": "1", ...(body && { "Content-Type": "application/json" }), ...(token && { Authorization: `Bearer ${token}` }) };
   let reply;
@@ -12,7 +12,7 @@ export async function call(method, path, body, token) {
     const isFile = body instanceof Blob, signal = AbortSignal.timeout(isFile ? 6 * PATIENCE_MS : PATIENCE_MS);
     reply = await fetch(path, { method, headers, body: isFile ? body : body && JSON.stringify(body), signal });
   } catch {
-    throw Object.assign(new Error("this peer does not answer"), { status: 0, retryMs: 1000 });
+    throw Object.assign(new Error("this peer is not responding"), { status: 0, retryMs: 1000 });
   }
   const isJson = /json/.test(reply.headers.get("Content-Type"));
   const said = isJson ? await reply.json() : await reply.text();
@@ -24,7 +24,7 @@ export async function call(method, path, body, token) {
 export const sessionOf = (network, me) => (me.isCustodial ? new Account(me) : new Session(network, me));
 
 class Session {
-  #token = null; // a promise: calls at once begin one session
+  #token = null; // a promise, so that concurrent calls begin one session
 
   constructor(network, me) {
     this.network = network;
@@ -48,7 +48,7 @@ class Session {
     return (await call("POST", "/api/v1/sessions", { key, nonce, expires_ms, signature })).token;
   }
 
-  // Throws the problem of a key that is not enrolled. A peer that is away says nothing of it.
+  // Throws the problem of a key that is not enrolled. No error is thrown if the peer is not responding.
   async begun() {
     try {
       await (this.#token = this.#begin());
@@ -58,7 +58,7 @@ class Session {
     }
   }
 
-  // A peer that was started again knows no sessions: begins another one.
+  // Begins another session if the peer does not know this one, as after a restart of the peer.
   async call(method, path, body) {
     for (let isAgain = false; ; isAgain = true) {
       const token = (this.#token ??= this.#begin());
@@ -81,7 +81,7 @@ class Session {
   release({ assignment }) { return this.call("POST", releasing(assignment)); }
 }
 
-// Of somebody whose key the peer keeps: the browser sends a cookie, and the peer signs.
+// Session of an annotator whose key the peer keeps. The browser sends a cookie, and the peer signs.
 class Account {
   constructor(me) { this.me = me; } // { name, publicKey, isCustodial }
 
@@ -90,7 +90,7 @@ class Account {
   async begun() {
     try {
       const { annotator } = await call("GET", "/api/v1/session");
-      if (annotator !== hex(this.me.publicKey)) throw Object.assign(new Error("somebody else is signed in"), { status: 401 });
+      if (annotator !== hex(this.me.publicKey)) throw Object.assign(new Error("another account is signed in"), { status: 401 });
     } catch (problem) {
       if (problem.status) throw problem;
     }

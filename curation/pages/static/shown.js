@@ -1,21 +1,21 @@
-// Texts of people as they are shown: plain, as Markdown, or as the turns of a chat. All of it becomes nodes, never HTML.
+// Rendering of people's texts: plain, Markdown, or chat turns. The result is nodes, never HTML.
 import { html } from "/static/page.js";
 
 const FENCE = /^\s*(```|~~~)/, BULLET = /^\s*([-*+]|\d{1,9}[.)])\s+/, HEADING = /^#{1,6}\s+/, QUOTE = /^>\s?/, ROW = /^\s*\|/;
 const RULED = /^[\s|:-]+$/; // the second line of a table
 const ROLES = "system|developer|user|human|assistant|gpt|ai|bot|model|tool|function";
 const TURN = new RegExp(`^(?:\\*\\*|<\\|)?(${ROLES})(?:\\*\\*|\\|>)?\\s*:(?:\\*\\*)?[ \\t]*`, "i");
-// Each alternative ends at the next of its own characters, so that no text takes more than one pass.
+// Each alternative ends at the next of its own delimiters, so that matching takes linear time.
 const INLINE = /`([^`\n]+)`|\*\*([^*\n]+)\*\*|__([^_\n]+)__|(?<![\w*])\*([^*\n]+)\*(?!\w)|(?<![\w_])_([^_\n]+)_(?!\w)|!?\[([^[\]\n]+)\]\(((?:[^()\s]|\([^()\s]*\))+)\)/g;
 
-// Control characters, and those that show a line in another order, stand there by their numbers.
+// Replaces control characters, and characters that change a line's direction, by their code points.
 export const visible = (text) => text.replace(/\r\n/g, "\n")
   .replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u2028\u2029\u202a-\u202e\u2066-\u2069]/g, (one) => `⟨U+${one.charCodeAt().toString(16).toUpperCase().padStart(4, "0")}⟩`);
 
-// A text within a sentence of the page, whatever its direction.
+// Isolates a text within a sentence of the page, so that its direction does not affect the sentence.
 export const isolated = (text) => `\u2068${visible(text)}\u2069`;
 
-// A link is its text and its address: nobody is led anywhere.
+// Renders inline Markdown. A link becomes its text and its address, and cannot be clicked.
 function inline(text) {
   const parts = [];
   let end = 0;
@@ -62,7 +62,7 @@ function markdown(text) {
 
 const isText = (value) => typeof value === "string";
 
-// Of messages as programs write them; undefined where they are none.
+// Returns turns of a chat in JSON, or undefined if the text is no such chat.
 function messagesOf(text) {
   if (!/^\s*[[{]/.test(text)) return undefined;
   let rows;
@@ -80,7 +80,7 @@ function messagesOf(text) {
   return turns.length && turns.every((turn) => turn.every(isText)) ? turns : undefined;
 }
 
-// [role, text] each: of JSON messages, or of lines that begin with a role and a colon.
+// Returns turns as [role, text], from JSON messages or from lines that begin with a role and a colon.
 function turnsOf(text) {
   const turns = messagesOf(text) ?? [];
   for (const line of turns.length ? [] : text.split("\n")) {
@@ -94,7 +94,7 @@ function turnsOf(text) {
 
 const Turn = ({ role, text }) => html`<div class="turn" data-role=${role.toLowerCase()}>${role && html`<b class="role" dir="auto">${visible(role)}</b>`}${markdown(visible(text))}</div>`;
 
-// `display` is that of the project.
+// `display` is the text format of the project.
 export function Shown({ text, display, isSmall }) {
   const size = isSmall ? "text small" : "text";
   if (display === "markdown") return html`<div class=${`${size} formatted`}>${markdown(visible(text))}</div>`;

@@ -1,4 +1,4 @@
-// What this browser keeps of one network: who annotates here, and answers. All its tabs share it.
+// Data of one network in this browser: the annotator and the answers. All tabs share it.
 
 let person;
 export const known = (chainId) => (person ??= Store.open(chainId).then((store) => store.me()).catch(() => null));
@@ -8,10 +8,10 @@ const result = (request) => new Promise((resolve, reject) => {
   request.onerror = () => reject(request.error);
 });
 
-export const PERSON = "folkmoot person"; // the channel that tells of another one
+export const PERSON = "folkmoot person"; // the channel that announces another annotator
 
 export class Store {
-  by = ""; // whose answers these are, by key
+  by = ""; // key of the annotator whose answers are read and written
 
   static async open(chainId) {
     const request = indexedDB.open(`folkmoot ${chainId}`, 1);
@@ -24,7 +24,7 @@ export class Store {
 
   constructor(database) { this.database = database; }
 
-  // Does the work in one transaction, which other tabs see whole or not at all.
+  // Runs `work` in one transaction. Other tabs see all of its changes or none.
   async #within(name, mode, work) {
     const transaction = this.database.transaction(name, mode, { durability: "strict" });
     const done = new Promise((resolve, reject) => {
@@ -41,13 +41,13 @@ export class Store {
 
   async setMe(person) {
     await this.#within("me", "readwrite", (me) => result(person ? me.put(person, 0) : me.delete(0)));
-    new BroadcastChannel(PERSON).postMessage(""); // pages that show another person begin anew
+    new BroadcastChannel(PERSON).postMessage(""); // tabs that show another annotator reload
   }
 
-  // Of the person `by`, the oldest first.
+  // Answers of the annotator `by`, oldest first.
   answers() { return this.#within("answers", "readonly", this.#rows); }
 
-  // `change` gets these rows, and gives those to put and assignments to delete; `added` fails where there is such a row.
+  // Changes rows. `change` gets all rows and returns rows to put and assignments to delete. Adding `added` fails if its assignment has a row.
   change(change, added) {
     return this.#within("answers", "readwrite", async (answers) => {
       const { put = [], gone = [] } = change(await this.#rows(answers));

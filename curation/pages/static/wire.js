@@ -1,4 +1,4 @@
-// What an annotator signs, byte by byte: docs/protocol/values.md and docs/protocol/curation.md.
+// Bytes of an annotator's signed statements: docs/protocol/values.md and docs/protocol/curation.md.
 
 export const hex = (bytes) => Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
 export const unhex = (text) => Uint8Array.from(text.match(/../g) ?? [], (pair) => parseInt(pair, 16));
@@ -11,7 +11,7 @@ export function join(...parts) {
   return all;
 }
 
-// Canonical msgpack of what statements hold: booleans, whole numbers, text, bytes, arrays.
+// Encodes a statement's value as canonical msgpack: booleans, non-negative integers, text, bytes, arrays.
 export function encode(value) {
   if (value === false || value === true) return Uint8Array.of(value ? 0xc3 : 0xc2);
   if (typeof value === "number") return number(value);
@@ -32,8 +32,8 @@ function number(value) {
   return bytes;
 }
 
-// What is signed of a statement.
+// The signed bytes of a statement.
 export const preimage = (chainId, tag, fields) => join(utf8(`folkmoot/2/${tag}\0`), unhex(chainId), encode([tag, ...fields]));
 
-// What is hashed of an answer.
+// The hashed bytes of an answer.
 export const sealed = (assignment, salt, answer) => join(utf8("folkmoot/answer\0"), assignment, salt, encode(answer));

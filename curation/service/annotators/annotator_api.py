@@ -40,7 +40,7 @@ LEASE_WAIT_SECONDS: Final = 3.0  # longest wait of a call for a task
 ANSWERS_PER_MINUTE: Final = 60
 # Leases that an annotator can give back at once. Each is a row of the state for ten minutes, and its task may be drawn again.
 GIVE_BACK_BURST: Final = 32
-GIVE_BACK_INTERVAL_SECONDS: Final = 2.0  # then one more in each interval
+GIVE_BACK_INTERVAL_SECONDS: Final = 2.0  # seconds until one more may be given back
 PAGES_OPEN_MAX: Final = 64  # decoded pages in memory; a decoded text may take four times its bytes
 PAGES_OPEN_BYTES_MAX: Final = 8 << 20
 EMPTY_BATCH_DELAY_SECONDS: Final = 1.0
@@ -94,7 +94,7 @@ class AnnotatorApi:
     ) -> None:
         self._desk, self._doors, self._fetching, self._sessions, self._gatherer = desk, doors, fetching, sessions, gatherer
         self._openings = AnswerOpenings(desk, gatherer)
-        self._returns = HostRateLimiter(GIVE_BACK_BURST, GIVE_BACK_INTERVAL_SECONDS)  # for each annotator
+        self._returns = HostRateLimiter(GIVE_BACK_BURST, GIVE_BACK_INTERVAL_SECONDS)  # by annotator
         self._heartbeats = LeaseHeartbeats()
         self._pages: OrderedDict[bytes, tuple[TaskPageBlob, int]] = OrderedDict()  # page and size in bytes, by digest
         self._answered: OrderedDict[bytes, deque[float]] = OrderedDict()  # times of each annotator's answers in the last minute
@@ -137,7 +137,7 @@ class AnnotatorApi:
         """Return leases of one project, or of all, and take new ones up to `limit`."""
         if self._doors.is_refused(session.key):
             raise HttpProblem(
-                "forbidden", "the operator of this peer gives you no tasks any more: answers that you gave still count"
+                "forbidden", "this peer's operator has blocked you from new tasks; answers already given still count"
             )
         deadline = trio.current_time() + LEASE_WAIT_SECONDS
         wished = False
@@ -145,7 +145,7 @@ class AnnotatorApi:
             height, state = self._desk.height, self._state
             if project and project not in state.open:
                 raise HttpProblem(
-                    "not-found", f"no open project has the key {project.hex()}: ask without `project`, for tasks of all"
+                    "not-found", f"no open project has the id {project.hex()}: omit `project` to get tasks of all projects"
                 )
             held = self._sessions.find_annotator(state, session.key).leases
             leases = self._answerable(state, held)
@@ -204,7 +204,7 @@ class AnnotatorApi:
             project = state.projects[row.project]
             task = self._text(state, project, row)
             if task is None:
-                continue  # its page is not here; other leases are shown in the meantime
+                continue  # This peer lacks the page. Other leases are shown in the meantime.
             asked = project.spec
             body: Json = {
                 "assignment": assignment.hex(),
@@ -258,22 +258,22 @@ class AnnotatorApi:
         row = self._mine(state, session, assignment)
         asked = state.projects[row.project].spec
         if problem := answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer):
-            raise HttpProblem("misfit", f"{list(answer)} is no answer to this task: {problem}")
+            raise HttpProblem("misfit", f"{list(answer)} is not a valid answer to this task: {problem}")
         if salt is None or signature is None:
             salt, signature = self._signed_here(session, assignment, answer)
         said = answer_commitment(assignment, salt, answer)
         self._sessions.require_signature(session.key, AnnotationStatement(assignment, said), signature)
         if row.commitment is not None:
             if row.commitment != said:
-                raise HttpProblem("already-answered", "another answer to this assignment is committed")
+                raise HttpProblem("already-answered", "you have already given another answer to this task")
             return 200, self._receipt(state, row, assignment)
         if row.state is AssignmentState.SKIPPED:
-            raise HttpProblem("gone", "this annotator has skipped the task")
+            raise HttpProblem("gone", "you have skipped this task")
         if not is_commitment_possible(state, row):
-            raise HttpProblem("gone", "the lease is over and its place taken, or the task or its project is not open any more")
+            raise HttpProblem("gone", "this task was given to another annotator, or is not open any more")
         pending = self._openings.pending_commitment(assignment)
         if pending is not None and pending.commitment != said:
-            raise HttpProblem("already-answered", "another answer to this assignment waits for its decision")
+            raise HttpProblem("already-answered", "another answer of yours to this task is already being recorded")
         if pending is None:
             self._gatherer.require_room()
             self._count_answer(session.key)
@@ -287,14 +287,14 @@ class AnnotatorApi:
             if after.commitment == said:
                 return 201, self._receipt(self._state, after, assignment)
             self._openings.forget_answer(assignment)
-            raise HttpProblem("gone", "the lease was over before the answer was decided")
+            raise HttpProblem("gone", "the reservation of this task expired before the answer was recorded")
         return 202, {"annotation": assignment.hex()}
 
     def _signed_here(self, session: AnnotatorSession, assignment: bytes, answer: tuple[int, ...]) -> tuple[bytes, bytes]:
         """Return a salt and the signature. Only the key's holder can derive the salt, which is the same for each call."""
         if session.identity is None:
             raise HttpProblem(
-                "malformed", "salt and signature belong to an answer: this peer signs for custodial annotators alone"
+                "malformed", "an answer needs `salt` and `signature`: this peer signs only for custodial annotators"
             )
         salt = derive_secret(session.identity, SALT_DOMAIN, self._desk.chain_id, assignment)[:SALT_BYTES]
         return salt, self._sessions.sign_statement(
@@ -303,7 +303,7 @@ class AnnotatorApi:
 
     async def skip_task(self, session: AnnotatorSession, assignment: bytes, reason: str) -> Json:
         if len(reason) > REASON_CHARACTERS_MAX:
-            raise HttpProblem("misfit", f"a reason has at most {REASON_CHARACTERS_MAX} characters")
+            raise HttpProblem("misfit", f"the reason is longer than {REASON_CHARACTERS_MAX} characters")
         return await self._give_back(session, SkipAssignment(assignment, reason), AssignmentState.SKIPPED)
 
     async def release_task(self, session: AnnotatorSession, assignment: bytes) -> Json:
@@ -318,12 +318,12 @@ class AnnotatorApi:
             if row.state is not AssignmentState.LEASED:
                 raise HttpProblem("gone", f"this assignment is {row.state.value}")
             if self._openings.pending_commitment(assignment) is not None:
-                raise HttpProblem("already-answered", "an answer to this assignment waits for its decision")
+                raise HttpProblem("already-answered", "your answer to this task is being recorded")
             if not self._sessions.is_here(row.peer):
-                raise HttpProblem("forbidden", "another peer took this lease: give it back there")
+                raise HttpProblem("forbidden", "this task was reserved at another peer: return it there")
             self._gatherer.require_room()
             if wait := self._returns.try_take(row.annotator.hex()):
-                raise HttpProblem("too-many", f"{GIVE_BACK_BURST} tasks given back at once are enough", wait)
+                raise HttpProblem("too-many", f"more than {GIVE_BACK_BURST} tasks returned at once: wait a moment", wait)
             await self._gatherer.wait_for_decision(self._gatherer.add_statement(statement))
             row = self._mine(self._state, session, assignment)
             if row.state is not after:
@@ -334,7 +334,7 @@ class AnnotatorApi:
         state = self._state
         row = state.assignments.get_record(annotation)
         if row is None or row.commitment is None:
-            raise HttpProblem("not-found", "no such annotation is decided")
+            raise HttpProblem("not-found", "no decided annotation has this id")
         task = state.tasks[task_id(row.project, row.number)]
         return {
             "annotation": annotation.hex(),
@@ -346,11 +346,11 @@ class AnnotatorApi:
     async def guidelines(self, project: bytes) -> TextReply:
         found = self._state.projects.get_record(project)
         if found is None or found.spec.guidelines is None:
-            raise HttpProblem("not-found", "no such project, or it has no guidelines")
+            raise HttpProblem("not-found", "unknown project, or it has no guidelines")
         try:
             text = self._desk.read_blob(found.spec.guidelines, GUIDELINES_BYTES_MAX)
         except FolkmootError:
-            raise HttpProblem("not-found", "the guidelines are not here yet: try again later") from None
+            raise HttpProblem("not-found", "this peer does not have the guidelines yet: try again later") from None
         return TextReply("text/plain", text.decode("utf-8", "replace"))
 
     # Looking up ------------------------------------------------------------------------------------------------------
@@ -358,9 +358,9 @@ class AnnotatorApi:
     def _mine(self, state: CurationState, session: AnnotatorSession, assignment: bytes) -> Assignment:
         row = state.assignments.get_record(assignment)
         if row is None:
-            raise HttpProblem("not-found", "there is no such assignment")
+            raise HttpProblem("not-found", "unknown assignment")
         if row.annotator != session.key:
-            raise HttpProblem("forbidden", "this assignment is another annotator's")
+            raise HttpProblem("forbidden", "this task is assigned to another annotator")
         return row
 
     def _receipt(self, state: CurationState, row: Assignment, assignment: bytes) -> Json:
@@ -384,6 +384,6 @@ class AnnotatorApi:
             answered.popleft()
         if len(answered) >= ANSWERS_PER_MINUTE:
             wait = 1 + int(answered[0] + 60 - now)
-            raise HttpProblem("too-many", f"{ANSWERS_PER_MINUTE} answers in a minute are enough", wait)
+            raise HttpProblem("too-many", f"more than {ANSWERS_PER_MINUTE} answers in a minute: wait a moment", wait)
         answered.append(now)
         self._answered.move_to_end(key)

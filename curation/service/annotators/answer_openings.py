@@ -33,7 +33,7 @@ class UnopenedAnswer:
     assignment: bytes
     salt: bytes
     answer: Answer
-    signature: bytes  # by the annotator, over the commitment
+    signature: bytes  # the annotator's, over the commitment
 
     @property
     def commitment(self) -> bytes:
@@ -89,10 +89,10 @@ class AnswerOpenings:
         self._desk, self._gatherer = desk, gatherer
         self._vault = AnswerStore(desk.folder)
         self._kept = {kept.assignment: kept for kept in self._vault.load_answers()}
-        self._former = list(self._kept.values())  # of the peer's last run; it is unknown if they were decided
+        self._former = list(self._kept.values())  # answers of the peer's last run, which may have been decided
         self._pending = {kept.assignment: PendingCommitment(kept.commitment) for kept in self._former}
         self._next = 0  # place in the queue of openings; all before it were added to `asked`
-        self.asked: dict[bytes, _DueOpening] = {}  # by assignment, until it is opened or forfeited
+        self.asked: dict[bytes, _DueOpening] = {}  # openings by assignment, until opened or forfeited
         self._false: set[bytes] = set()  # peers whose seals did not open their commitments
 
     def pending_commitment(self, assignment: bytes) -> PendingCommitment | None:
@@ -114,7 +114,7 @@ class AnswerOpenings:
     def _commit(self, kept: UnopenedAnswer) -> AnswerCommitment:
         secret = codec.encode(OpeningSecret(kept.salt, kept.answer))
         seals = tuple(seal(key, secret) or b"" for key in self._keepers(kept.assignment, self._desk.me))
-        row = self._desk.state.module_state(CurationState).assignments[kept.assignment]  # only a leased one is answered
+        row = self._desk.state.module_state(CurationState).assignments[kept.assignment]  # Only leased assignments are answered.
         return AnswerCommitment(kept.assignment, row.annotator, kept.commitment, kept.signature, seals)
 
     def _keepers(self, assignment: bytes, carrier: bytes) -> tuple[bytes, ...]:
@@ -176,7 +176,7 @@ class AnswerOpenings:
             self._gatherer.add_statement(AnswerOpening(assignment, secret.salt, tuple(secret.answer)))
         elif data is not None or self._keepers(assignment, row.peer)[place : place + 1] == (self._desk.me,):
             if row.peer not in self._false:
-                self._desk.log_event(f"{short_id(row.peer)} sealed answers for this peer that do not open what it carried")
+                self._desk.log_event(f"peer {short_id(row.peer)} sealed answers for this peer that do not match its commitments")
             self._false.add(row.peer)
 
 

@@ -38,7 +38,7 @@ SESSIONS_OF_ANNOTATOR_MAX: Final = 16  # browsers of one person
 # One host can take 750 places in three days, after which keys without an answer lose theirs. That is a quarter of a peer's share
 # if three peers serve. Larger groups behind one address need invitations.
 ENROLMENT_BURST: Final = 30
-ENROLMENT_INTERVAL_SECONDS: Final = 360.0  # then one more in each interval
+ENROLMENT_INTERVAL_SECONDS: Final = 360.0  # seconds until one more may enrol
 TOKEN_BYTES: Final = 24
 PASSES: Final = argon2id.OPSLIMIT_INTERACTIVE
 MEMORY_BYTES: Final = argon2id.MEMLIMIT_INTERACTIVE  # 64 MiB, once at a time, so that a peer can run on a small machine
@@ -107,7 +107,7 @@ class SessionApi:
         self._accounts, self._verifier = CustodialAccounts(desk.folder), Ed25519Verifier()
         self._challenges = FairTable[bytes, tuple[bytes, int]](CHALLENGES_MAX, CHALLENGES_OF_HOST_MAX)  # key and end, by nonce
         self._sessions = FairTable[str, AnnotatorSession](SESSIONS_MAX, SESSIONS_OF_ANNOTATOR_MAX)
-        self._enrolments = HostRateLimiter(ENROLMENT_BURST, ENROLMENT_INTERVAL_SECONDS)  # if sign-up is open
+        self._enrolments = HostRateLimiter(ENROLMENT_BURST, ENROLMENT_INTERVAL_SECONDS)  # used only if sign-up is open
         # Number of wrong passphrases in a row, and the time of the next attempt. Guesses from one host do not delay sign-ins from
         # others.
         self._wrong: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
@@ -133,15 +133,13 @@ class SessionApi:
         if self._desk.get_setting("sign_up") != "open":
             codes = tuple(self._desk.get_setting("sign_up_invitations"))
             if not await trio.to_thread.run_sync(self._doors.redeem_invitation, invitation, key, codes):
-                raise HttpProblem(
-                    "forbidden", "this peer takes invited annotators only: ask its operator for an unused invitation"
-                )
+                raise HttpProblem("forbidden", "a valid invitation is required: ask this peer's operator for an unused one")
         await self._gatherer.wait_for_decision(self._gatherer.add_statement(EnrolmentEntry(key, name, custodial, signature)))
         known = self._state.annotators.get_record(key)
         if known is None or not self.is_here(known.peer):
             await trio.to_thread.run_sync(self._doors.restore_invitation, key)
         if known is None:
-            raise HttpProblem("forbidden", "this peer's places for annotators are taken: try another peer")
+            raise HttpProblem("forbidden", "this peer cannot enrol more annotators: try another peer")
         return self._enrolled(key, name)
 
     def _count_enrolment(self, host: str) -> None:
@@ -158,7 +156,7 @@ class SessionApi:
         """Return the reply for an enrolled key. Raises `HttpProblem` if it has another name, or is enrolled at another peer."""
         known = self.find_annotator(self._state, key)
         if known.name != name or not self.is_here(known.peer):
-            raise HttpProblem("already-enrolled", f"this key annotates as {known.name!r} already")
+            raise HttpProblem("already-enrolled", f"this key is already enrolled as {known.name!r}, or at another peer")
         return {"annotator": key.hex()}
 
     async def create_challenge(self, key: bytes, host: str = "") -> Json:
@@ -169,9 +167,9 @@ class SessionApi:
     async def create_session(self, key: bytes, nonce: bytes, expires_ms: int, signature: bytes) -> Json:
         challenged = self._challenges.get(nonce)
         if challenged is None or challenged[0] != key or challenged[1] < self.now_ms:
-            raise HttpProblem("unauthorized", "this peer gave no such nonce to this key, or it is over: ask for a challenge")
+            raise HttpProblem("unauthorized", "the nonce is unknown or has expired: request a new challenge")
         if not self.now_ms < expires_ms <= self.now_ms + SESSION_MS + CHALLENGE_MS:
-            raise HttpProblem("misfit", "expires_ms is over, or further away than the challenge said")
+            raise HttpProblem("misfit", "expires_ms has passed, or is later than the challenge allows")
         self.require_signature(key, SessionStatement(self._desk.me, nonce, expires_ms), signature)
         if self._state.annotators.get_record(key) is None:
             raise HttpProblem("forbidden", "this key is not enrolled")
@@ -196,11 +194,11 @@ class SessionApi:
         self._require_name(name)
         if not PASSPHRASE_CHARACTERS_MIN <= len(passphrase) <= PASSPHRASE_CHARACTERS_MAX:
             limits = f"{PASSPHRASE_CHARACTERS_MIN} to {PASSPHRASE_CHARACTERS_MAX} characters"
-            raise HttpProblem("misfit", f"a passphrase has {limits}, this one has {len(passphrase)}")
+            raise HttpProblem("misfit", f"a passphrase must have {limits}; this one has {len(passphrase)}")
         self._count_enrolment(host)
         identity = await self._opened(self._accounts.create_account, name, passphrase, host)
         if identity is None:
-            raise HttpProblem("already-enrolled", "somebody has this name here: choose another, or sign in with its passphrase")
+            raise HttpProblem("already-enrolled", "this name is taken at this peer: choose another name, or sign in")
         signature = self.sign_statement(identity, EnrolStatement(name, self._desk.me, True))
         try:
             await self._enrol(identity.public, name, signature, True, invitation)
@@ -214,7 +212,7 @@ class SessionApi:
         self._require_name(name)  # names with wrong passphrases are stored, so they must be short
         identity = await self._opened(self._accounts.open_account, name, passphrase, host)
         if identity is None:
-            raise HttpProblem("unauthorized", "no account here has this name and this passphrase")
+            raise HttpProblem("unauthorized", "wrong name or passphrase")
         if identity.public not in self._state.annotators:
             raise HttpProblem("forbidden", "this account is not enrolled yet: sign up again with the same name and passphrase")
         return self._begun(identity, name, before)
@@ -234,7 +232,7 @@ class SessionApi:
             count, until = self._wrong.get((name, host), (0, 0.0))
             if (wait := until - trio.current_time()) > 0:
                 raise HttpProblem(
-                    "too-many", "several wrong passphrases were given for this name: wait before the next one", 1 + int(wait)
+                    "too-many", "too many wrong passphrases for this name: wait before you try again", 1 + int(wait)
                 )
             identity = await trio.to_thread.run_sync(partial(call, name, passphrase))
             self._wrong.pop((name, host), None)
@@ -266,7 +264,7 @@ class SessionApi:
         """Return the session of this token. Raises `HttpProblem` if there is none, or if its annotator lost its place."""
         session = self._sessions.get(token)
         if session is None or session.expires_ms <= self.now_ms:
-            raise HttpProblem("unauthorized", "no session has this token, or it is over: ask for a challenge")
+            raise HttpProblem("unauthorized", "your session has expired: sign in again, or request a new challenge")
         self.find_annotator(self._state, session.key)
         return session
 
@@ -274,7 +272,9 @@ class SessionApi:
         """Return an annotator. Raises `HttpProblem` if the key is not enrolled."""
         person = state.annotators.get_record(key)
         if person is None:
-            raise HttpProblem("unauthorized", "this key never answered, so others may have its place by now: sign up again")
+            raise HttpProblem(
+                "unauthorized", "this key is not enrolled any more, since it gave no answer for three days: sign up again"
+            )
         return person
 
     def sign_statement(self, identity: Identity, statement: Any) -> bytes:
@@ -284,4 +284,6 @@ class SessionApi:
         """Check a key's signature of a statement. Raises `HttpProblem` if it is false."""
         signed = signing_preimage(statement.TAG, self._desk.chain_id, codec.encode(statement))
         if not self._verifier.verify(key, signed, signature):
-            raise HttpProblem("bad-signature", f"the signature is not this key's over this {statement.TAG} on this chain")
+            raise HttpProblem(
+                "bad-signature", f"the signature does not match this key, this {statement.TAG} statement and this chain"
+            )

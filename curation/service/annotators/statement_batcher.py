@@ -26,7 +26,7 @@ from protocol.limits import TRANSACTION_BYTES_MAX
 from web.calls import HttpProblem
 
 BATCH_LINGER_SECONDS = 0.05  # a statement waits for others; the batch then lingers, see `CurationModule.lingers`
-BATCH_BYTES_MAX = TRANSACTION_BYTES_MAX - 1_024  # of the statements of a batch
+BATCH_BYTES_MAX = TRANSACTION_BYTES_MAX - 1_024  # bytes of a batch's statements
 DECISION_WAIT_SECONDS: Final = 10.0  # longest wait of a call for a decision
 WAITING_STATEMENTS_MAX = 8 * BATCH_MAX  # statements that wait for a decision
 
@@ -46,7 +46,7 @@ class StatementBatcher:
         self._desk, self._verifier = desk, Ed25519Verifier()
         self._waiting: deque[tuple[Statement, trio.Event]] = deque()
         self._events: dict[Statement, trio.Event] = {}  # event of each statement that is not decided
-        self._given_back: dict[bytes, trio.Event] = {}  # the same for skips and releases, by assignment
+        self._given_back: dict[bytes, trio.Event] = {}  # events of skips and releases, by assignment
         self._there_is_one = trio.Event()
 
     @property
@@ -57,7 +57,7 @@ class StatementBatcher:
     def require_room(self) -> None:
         """Raise `HttpProblem` if too many statements wait."""
         if self.is_full:
-            raise HttpProblem("no-quorum", "the network decides nothing at the moment: try again later", 10)
+            raise HttpProblem("no-quorum", "the network is not deciding anything at the moment: try again later", 10)
 
     @property
     def waiting_count(self) -> int:
@@ -84,7 +84,7 @@ class StatementBatcher:
         with trio.move_on_after(DECISION_WAIT_SECONDS):
             await done.wait()
             return
-        raise HttpProblem("no-quorum", "the network has not decided it yet: try again later", 10)
+        raise HttpProblem("no-quorum", "not decided yet: try again in 10 s", 10)
 
     def pending_release(self, assignment: bytes) -> trio.Event | None:
         """Return the event of a skip or release of this assignment, until it is decided."""
@@ -123,7 +123,7 @@ class StatementBatcher:
         try:
             await self._desk.submit_transaction("curation/statements", batch)
         except UserError as error:
-            self._desk.log_event(f"a batch of {batch.size} statements was not decided: {error}")
+            self._desk.log_event(f"a batch of {batch.size} annotators' statements was refused: {error}")
             false = await trio.to_thread.run_sync(self._false, taken)
             self._drop(false)
             if left := [entry for entry in taken if entry not in false]:

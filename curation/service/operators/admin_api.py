@@ -40,7 +40,7 @@ class AdminApi:
         async with self._operators.log_action(operator, "sign in", ""):
             begun = await trio.to_thread.run_sync(self._doors.begin_operator_session, token)
             if begun is None:
-                raise HttpProblem("unauthorized", "a session begins no other one: `peer web token` prints a token")
+                raise HttpProblem("unauthorized", "a session cannot begin another one: use a token from `peer web token`")
             await trio.to_thread.run_sync(self._doors.end_operator_session, before)
         return {"operator": operator, "seconds": begun[1] // 1_000, "token": begun[0]}
 
@@ -133,7 +133,7 @@ class AdminApi:
     async def _let(self, operator: str, annotator: bytes, action: str, do: Callable[[bytes], None]) -> Json:
         row = self._desk.state.module_state(CurationState).annotators.get_record(annotator)
         if row is None:
-            raise HttpProblem("not-found", "no annotator has this key")
+            raise HttpProblem("not-found", "unknown annotator")
         async with self._operators.log_action(operator, action, f"{row.name} {annotator.hex()[:8]}"):
             await trio.to_thread.run_sync(do, annotator)
         return {"annotator": annotator.hex(), "is_refused": self._doors.is_refused(annotator)}

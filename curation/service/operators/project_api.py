@@ -21,8 +21,8 @@ from protocol.errors import UserError
 from storage.foreign_text import ENDINGS
 from web.calls import HttpProblem, Json
 
-TASKS_MAX: Final = 100_000  # of one file, which is in memory until all of it is decided
-FILE_NAME_CHARACTERS_MAX: Final = 64  # of a file's name in replies and in the log
+TASKS_MAX: Final = 100_000  # tasks per file, which is in memory until all are decided
+FILE_NAME_CHARACTERS_MAX: Final = 64  # characters of a file's name in replies and in the log
 PREVIEW_TASKS_MAX: Final = 5  # tasks that a preview of a file shows
 ACTIONS: Final = {ProjectPhase.PAUSED: "pause", ProjectPhase.OPEN: "open", ProjectPhase.CLOSED: "close"}
 
@@ -46,7 +46,7 @@ class ImportQueue:
         """
         if self._is_busy or self._nursery is None:
             async with self._operators.log_action(operator, "import", about):
-                raise HttpProblem("too-many", "another file is being imported: wait until its tasks are there", 10)
+                raise HttpProblem("too-many", "another file is being imported: try again when it is done", 10)
         self._is_busy, done, problems = True, trio.Event(), list[HttpProblem]()
         self._nursery.start_soon(self._add, operator, project, tasks, about, done, problems)
         with trio.move_on_after(DECISION_WAIT_SECONDS):
@@ -72,7 +72,7 @@ class ImportQueue:
                     raise HttpProblem("refused", str(error)) from None
         except HttpProblem as problem:
             problems.append(problem)
-            self._desk.log_event(f"the import of {about} ended early: {problem.detail}")
+            self._desk.log_event(f"the import of {about} stopped early: {problem.detail}")
         finally:
             self._is_busy = False
             done.set()
@@ -204,7 +204,7 @@ class ProjectApi:
     async def redact_task(self, operator: str, project: bytes, task: int, reason: str) -> Json:
         row = self._row(project)
         if task >= row.tasks:
-            raise HttpProblem("not-found", f"the project has {row.tasks} tasks, from 0 on")
+            raise HttpProblem("not-found", f"unknown task {task}: the project has {row.tasks} tasks, numbered from 0")
         about = f"task {task} of {row.spec.name!r}" + (f": {reason}" if reason else "")
         async with self._operators.log_action(operator, "redact", about):
             return {"said": await wait_for_decision(self._founding.redact_task(project, task))}

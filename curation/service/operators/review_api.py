@@ -29,19 +29,19 @@ from features.services import ServiceContext
 from web.calls import HttpProblem, Json
 
 SCANNED_TASKS_MAX: Final = 10_000  # tasks that one call scans, in about a second; the next call continues there
-PAIR_WORDS: Final = ("A is better", "B is better", *PAIR_ANSWERS[2:])  # as on the pages
+PAIR_WORDS: Final = ("A is better", "B is better", *PAIR_ANSWERS[2:])  # the words of the pages
 CONFUSIONS_MAX: Final = 50  # annotators whose table is shown: those with most answers
 
 
 class ReviewState(Enum):
     """State of a task for its author. The states that need the author most come first."""
 
-    WAITING = "waiting"  # its author decides
+    WAITING = "waiting"  # waits for its author's decision
     SKIPPED = "skipped"
-    DISPUTED = "disputed"  # votes differ
+    DISPUTED = "disputed"  # Answers differ.
     BEGUN = "begun"
     SETTLED = "settled"
-    DECIDED = "decided"  # by its author
+    DECIDED = "decided"  # decided by its author
     FRESH = "fresh"  # no annotator had it yet
     REDACTED = "redacted"
 
@@ -82,9 +82,9 @@ class ReviewApi:
         row = self._state.tasks.get_record(task)
         asked = require_project(self._state, project).spec
         if row is None or row.project != project:
-            raise HttpProblem("not-found", "nobody had such a task of this project")
+            raise HttpProblem("not-found", "unknown task, or it was never assigned")
         if problem := answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer):
-            raise HttpProblem("misfit", f"{list(answer)} is no answer to this task: {problem}")
+            raise HttpProblem("misfit", f"{list(answer)} is not a valid answer to this task: {problem}")
         async with self._operators.log_action(operator, "decide", f"task {row.number} of {asked.name!r}: {list(answer)}"):
             await wait_for_decision(self._desk.submit_transaction("curation/review-task", ReviewTask(task, answer)))
         return {"task": task.hex(), "label": list(answer)}

@@ -169,7 +169,7 @@ def _keeps_place(of: AssignmentState) -> Plant:
 def _anybody_releases(work: CurationChanges, said: ReleaseAssignment, peer: bytes, members: MembersState) -> None:
     row = work.assignments.get_record(said.assignment)
     if row is None or row.state is not AssignmentState.LEASED:
-        raise curation.ledger.curation_module.InapplicableStatement("nobody has that lease")
+        raise curation.ledger.curation_module.InapplicableStatement("unknown lease")
     work.release_place(said.assignment, AssignmentState.RELEASED)
 
 
