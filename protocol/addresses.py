@@ -71,26 +71,26 @@ def parse_listen_addresses(text: str, what: str = "") -> tuple[str, ...]:
     for address in addresses:
         if address == NO_LISTEN_ADDRESS:
             raise UserError(
-                f"{what}{NO_LISTEN_ADDRESS!r} stands alone: a peer accepts connections at every other address, or dials only"
+                f"{what}{NO_LISTEN_ADDRESS!r} cannot be combined with addresses: it means that the peer accepts no connections"
             )
         if parse_address(address, what)[1] and addresses.count(address) > 1:
-            raise UserError(f"{what}{address!r} is there twice")
+            raise UserError(f"{what}{address!r} is listed twice: remove one of them")
     if len(addresses) > ADVERTISED_MAX:
-        raise UserError(f"{what}{len(addresses)} addresses are too many: {ADVERTISED_MAX} are the most")
+        raise UserError(f"{what}{len(addresses)} addresses, at most {ADVERTISED_MAX} are allowed")
     return addresses
 
 
 def format_listen_addresses(listening: Sequence[str], told: Sequence[str]) -> str:
     """Describe where a running peer listens, and the addresses that it announces (`told`), if they differ."""
     if not listening:
-        return "dials only and accepts no connections"
+        return "accepts no connections, only dials other peers"
     differs = told and list(told) != list(listening)
-    return f"listens on {', '.join(listening)}" + (f" (others are told {', '.join(told)})" if differs else "")
+    return f"listens on {', '.join(listening)}" + (f" (announced as {', '.join(told)})" if differs else "")
 
 
 def format_listen_error(error: OSError) -> str:
     """Describe an error of listening and, after `; `, its remedy."""
-    way = "stop the program that uses it, or name" if error.errno == errno.EADDRINUSE else "name"
+    way = "stop the program that uses it, or choose" if error.errno == errno.EADDRINUSE else "choose"
     return f"{(error.strerror or str(error)).lower()}; {way} another address (HOST:PORT, port 0 for any free one)"
 
 
@@ -135,9 +135,11 @@ def check_dialable_address(text: str, what: str) -> str:
     """Return `text` if other peers can dial it. Raises `UserError` otherwise, whose message begins with `what`."""
     host, port = parse_address(text, f"{what}: ")
     if port == 0:
-        raise UserError(f"{what}: {text!r} names port 0, at which nobody can be dialed; name the port that others reach")
+        raise UserError(f"{what}: {text!r} has port 0, which other peers cannot dial; give the port that they can reach")
     if host in WILDCARDS:
-        raise UserError(f"{what}: {text!r} means every interface, and nobody can dial that; name the address that others reach")
+        raise UserError(
+            f"{what}: {text!r} means every interface, and other peers cannot dial it; give an address that they can reach"
+        )
     return text
 
 

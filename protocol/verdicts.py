@@ -40,15 +40,15 @@ INVALID_UPDATES_REASON = "re-execution found three of its updates false"  # why 
 ABSENT = "absent"  # not a verdict: no ballot named a proposal of that trainer
 DIVERGING = "diverging"  # NORM of more trainers in a round than can lie: honest updates are too large
 VERDICT_MEANINGS = {  # for people, by label
-    "unjudged": "too few could judge it in time",
-    "malformed": "not the encoding of any update",
-    "stale": "computed on another model",
-    "norm": "far too large",
-    "commitment": "its error feedback does not follow from what was decided",
-    "replay": "re-executing it gave another update",
-    "equivocation": "two different proposals for one round",
-    DIVERGING: "far too large, as those of more trainers than may lie: a lower learning rate helps",
-    ABSENT: "no proposal came",
+    "unjudged": "too few voters could judge it in time",
+    "malformed": "its payload is not a valid update",
+    "stale": "computed on a different model or for a different round",
+    "norm": "the update is far too large",
+    "commitment": "its error feedback does not continue from its last accepted proposal",
+    "replay": "re-execution gave a different update",
+    "equivocation": "the trainer signed two different proposals for this round",
+    DIVERGING: "updates of too many trainers are far too large: lower the learning rate",
+    ABSENT: "no proposal arrived",
 }
 
 

@@ -213,7 +213,10 @@ async def said(
         ("prove notes/lines here -o x.proof", ["x.proof: the row after height 12", "peer verify", "690 show it"]),
         ("prove notes/lines 0xff", ["notes-lines-ff.proof: there is no row of this key"]),
         ("sample 'Once upon' --tokens 5", ["Once upon goes on\n"]),
-        ("sample secret", ["the text is shown when all of it was checked\n", "withheld: it holds a word of the list"]),
+        (
+            "sample secret",
+            ["the text is shown when all of it was checked\n", "withheld: the text contains a word on the job's blocklist"],
+        ),
         ("help", ["approve", "quit"]),
     ],
 )
@@ -340,7 +343,7 @@ async def test_what_a_text_is_drawn_by_is_handed_on(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ("--beams 2 --temperature 0.5", "beams 2 and temperature 0.5: a beam search draws no tokens"),
+        ("--beams 2 --temperature 0.5", "beams 2 cannot be combined with temperature 0.5: beam search draws no tokens"),
         ("--beams 2 --top-k 5", "beams 2 and top_k 5"),
         ("--beams 2 --stream", "--stream and --beams 2: a beam search knows its text at the end"),
         ("--stop a " * 9, "--stop: 9 texts are more than 8"),
