@@ -88,5 +88,5 @@ def block_digest(data: bytes) -> bytes:
 def assemble_block(header: BlockHeader, body: bytes) -> bytes:
     """Encode the block of a header and a body. Raises `RemoteProtocolError` if the header names another body."""
     if hashlib.sha256(body).digest() != header.body:
-        raise RemoteProtocolError("wrong-block", f"the body of a block at height {header.height}")
+        raise RemoteProtocolError("wrong-block", f"the body does not match the header of height {header.height}")
     return encode_block(Block(**{name: getattr(header, name) for name in _SHARED}, body=body))

@@ -522,14 +522,14 @@ class OpenRoundState:
         held = compute_round_result(self.terms, ballots, self.vouching.without_double_vouchers()).accepted
         carried = {(signed.signer, signed_body_digest(signed)) for signed in closing.proposals}
         if left_out := held.items() - carried:
-            return f"leaves out {len(left_out)} proposals that have their accepts and vouches"
+            return f"its round certificate omits {len(left_out)} proposals with enough accepting ballots and vouches"
         own = self.cut_offs.get(self.me) if self.me else None
         if own is None:
             return None
         # By voter, not by ballot: a liar that sends each of us another ballot must not make us refuse each other's blocks.
         named = {voter for voter, signed in self.signed_ballots.items() if signed_body_digest(signed) in own.ballots}
         missing = named - {signed.signer for signed in closing.ballots}
-        return f"leaves out {len(missing)} ballots of our cut-off" if missing else None
+        return f"its round certificate omits {len(missing)} ballots of our cut-off" if missing else None
 
 
 def _ascending(signed: Iterable[Signed]) -> tuple[Signed, ...]:
@@ -550,28 +550,28 @@ def why_round_certificate_invalid(
     """
     for parts in (closing.ballots, closing.cut_offs, closing.proposals):
         if any(left.signer >= right.signer for left, right in pairwise(parts)):
-            return "signers must ascend, each once"
+            return "signers must ascend, without duplicates"
     if any((left.signer, left.body) >= (right.signer, right.body) for left, right in pairwise(closing.vouches)):
-        return "vouches must ascend by signer and body, each once"
+        return "vouches must ascend by signer and body, without duplicates"
     for voter, ballot in ballots.items():
         check_ballot(terms, voter, ballot)
     for voter, vouch in said:
         check_vouch(terms, voter, vouch)
     vouches = VouchSet.from_vouches(terms, said)
     if len(ballots) < terms.quorum:
-        return f"{len(ballots)} ballots, {terms.quorum} are needed"
+        return f"{len(ballots)} ballots, quorum {terms.quorum}"
     if not terms.voters.issuperset(cut_offs):
-        return "cut-off of a peer that does not vote"
+        return "cut-off of a peer that is not a voter"
     is_settled = is_round_settled(terms, ballots, vouches)
     if not is_settled and len(cut_offs) <= terms.faults:
-        return "a named proposal is not settled and there are not f+1 cut-offs"
+        return f"the round is not settled, and {len(cut_offs)} cut-offs are fewer than {terms.faults + 1}"
     if is_settled and cut_offs:
-        return "cut-offs on a settled round"
+        return "a settled round needs no cut-offs"
     if any((c.job, c.round) != (terms.job, terms.round) for c in cut_offs.values()):
-        return "cut-off of another round"
+        return "cut-off of a different round"
     accepted = compute_round_result(terms, ballots, vouches).accepted
     if {signed.signer: signed_body_digest(signed) for signed in closing.proposals} != accepted:
-        return "the proposals are not exactly the accepted ones"
+        return "its proposals are not exactly the accepted ones"
     if any((p.job, p.round) != (terms.job, terms.round) for p in proposals.values()):
-        return "proposal of another round"
+        return "proposal of a different round"
     return None

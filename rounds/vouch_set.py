@@ -73,7 +73,7 @@ def reexecutor_order(terms: RoundTerms, trainer: bytes) -> tuple[bytes, ...]:
 def check_vouch(terms: RoundTerms, voter: bytes, vouch: Vouch) -> None:
     """Raise `RemoteProtocolError` if this vouch does not count in this round."""
     if voter not in terms.reexecutors:
-        raise RemoteProtocolError("not-a-voter", f"vouch of {short_id(voter)}, which re-executes nothing in this round")
+        raise RemoteProtocolError("not-a-voter", f"vouch of {short_id(voter)}, which is not a re-executor in this round")
     if (vouch.job, vouch.round) != (terms.job, terms.round):
         raise RemoteProtocolError("wrong-round", f"vouch of {short_id(voter)} for round {display_round_number(vouch.round)}")
     check_judgements(terms.trainers_to_vouch_for, vouch.judgements, f"vouch of {short_id(voter)}")
@@ -83,7 +83,7 @@ def check_judgements(trainers: Set[bytes], judgements: Sequence[Judgement], what
     """Raise `RemoteProtocolError` unless the judgements ascend by trainer and name only these trainers."""
     names = [judgement.trainer for judgement in judgements]
     if any(left >= right for left, right in pairwise(names)):
-        raise RemoteProtocolError("non-canonical", "judgements must ascend by trainer, each once")
+        raise RemoteProtocolError("non-canonical", "judgements must ascend by trainer, without duplicates")
     if not trainers >= set(names):
         raise RemoteProtocolError("not-a-trainer", what)
 

@@ -139,9 +139,11 @@ class ReplicaMessageHandlers(ReplicaState):
         if schedule is None:
             return
         if message.propose.signer != schedule.leader_of_view(propose.view):
-            raise RemoteProtocolError("not-the-leader", f"{short_id(message.propose.signer)} in {propose.height}.{propose.view}")
+            raise RemoteProtocolError(
+                "not-the-leader", f"{short_id(message.propose.signer)} does not lead {propose.height}.{propose.view}"
+            )
         if header_digest(message.header) != propose.block:
-            raise RemoteProtocolError("wrong-block", f"the header beside the proposal of {propose.height}.{propose.view}")
+            raise RemoteProtocolError("wrong-block", f"the header does not match the proposal of {propose.height}.{propose.view}")
         obligation = self._justify(book, propose, message)
         self._add(book, message.propose, propose)
         if propose.view >= self.view and propose.view not in book.proposals:
@@ -154,12 +156,14 @@ class ReplicaMessageHandlers(ReplicaState):
         """(S3) Check that a later view's proposal carries a timeout certificate, and names the block that it obliges to."""
         certificate = message.justification
         if (certificate is None) != (propose.view == 0):
-            raise RemoteProtocolError("bad-justification", f"of {propose.height}.{propose.view}")
+            raise RemoteProtocolError(
+                "bad-justification", f"view 0 has none, and later views need one: {propose.height}.{propose.view}"
+            )
         if certificate is None:
             return None
         high = self._take_timeouts(book, certificate, propose.view - 1)
         if high is not None and high.block != propose.block:
-            raise RemoteProtocolError("bad-justification", "another block was prepared and must be proposed again")
+            raise RemoteProtocolError("bad-justification", "a different block was prepared and must be proposed again")
         return high
 
     # Votes and timeouts ----------------------------------------------------------------------------------------------
@@ -199,7 +203,7 @@ class ReplicaMessageHandlers(ReplicaState):
     def _take_prepared(self, book: HeightVoteSet, certificate: Certificate) -> Prepare:
         vote = verify_certificate(certificate, Prepare, book.voters, self._chain_id, self._verifier)
         if vote.height != book.height:
-            raise RemoteProtocolError("wrong-height", f"prepare certificate of {vote.height} at {book.height}")
+            raise RemoteProtocolError("wrong-height", f"prepare certificate of height {vote.height} at height {book.height}")
         if self._adopt(book, certificate, vote):
             self._add_certified(book, certificate, vote)
         return vote
@@ -228,7 +232,7 @@ class ReplicaMessageHandlers(ReplicaState):
             return
         vote = verify_certificate(message.certificate, Commit, self._book.voters, self._chain_id, self._verifier)
         if block_digest(message.block) != vote.block:
-            raise RemoteProtocolError("wrong-block", f"the bytes beside the certificate of {height}")
+            raise RemoteProtocolError("wrong-block", f"the block does not match the certificate of height {height}")
         if not self._chain.extends_tip(message.block):
             self._add_rival(self._book, message.certificate, vote)
             self._set_aside(peer)

@@ -82,7 +82,7 @@ class OwnVotes:
         """Sign a statement. Raises `LocalProtocolError` if its slot is taken, or if a vote would follow an own timeout."""
         slot = (message.TAG, message.height, message.view)
         if slot in self._signed:
-            raise LocalProtocolError(f"{slot} is signed already")
+            raise LocalProtocolError(f"slot {slot} is already signed")
         if isinstance(message, (Prepare, Commit)) and self.highest_timed_out_view(message.height) >= message.view:
             raise LocalProtocolError(f"{message.TAG} in {message.height}.{message.view} after a timeout")
         signed = sign_message(self._signer, self._chain_id, message)
@@ -131,7 +131,7 @@ class RollbackCheck:
         # No earlier process of this voter can have signed so far above the others.
         is_of_this_life = self._reached is not None and height > self._reached + EARLIER_HEIGHTS
         if is_of_this_life and self.duplicate_identity_reason is None:
-            self.duplicate_identity_reason = f"signed at height {height} what was not signed here"
+            self.duplicate_identity_reason = f"signed a statement at height {height} that this peer did not sign"
         before, self.no_votes_below = self.no_votes_below, max(self.no_votes_below, height + SILENT_HEIGHTS)
         return self.no_votes_below > before
 
@@ -178,7 +178,9 @@ def open_remembered_statements(
     of_rounds: list[Signed] = []
     for signed in heard.signed:
         if signed.signer != me:
-            raise RemoteProtocolError("foreign-statement", f"heard of {short_id(signed.signer)}, asked about {short_id(me)}")
+            raise RemoteProtocolError(
+                "foreign-statement", f"received a statement of {short_id(signed.signer)}, requested those of {short_id(me)}"
+            )
         message = open_signed(signed, chain_id, verifier, STATEMENT_TYPES)
         if isinstance(message, AGREEMENT_STATEMENT_TYPES):
             statements.append(message)

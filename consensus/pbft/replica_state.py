@@ -122,10 +122,9 @@ class ReplicaState:
         if book.conflicting_commit is None or self._is_below_anchor(book):
             return None
         rival = (
-            f"block {book.conflicting_commit.block.hex()[:16]} is certified at height {book.height} "
-            "beside the history that is here"
+            f"block {book.conflicting_commit.block.hex()[:16]} is certified at height {book.height}, but it is not in our chain"
         )
-        return f"{rival}: more than {book.voters.faults_tolerated} of {len(book.voters)} voters lie, or their keys were stolen"
+        return f"{rival}: more than {book.voters.faults_tolerated} of {len(book.voters)} voters are faulty, or their keys were stolen"
 
     @property
     def _is_unproven(self) -> bool:

@@ -218,7 +218,7 @@ def test_a_body_that_leaves_out_a_ballot_of_our_cut_off_is_not_prepared(world: W
     world.vote(key, {trainers[0]: ACCEPT}, job.voters[3:])
     mine = CutOff(key, 0, tuple(sorted(signed_body_digest(s) for s in book.signed_ballots.values())))
     book.cut_offs[PEOPLE[0].public] = mine
-    assert "leaves out 1 ballots" in (world.ledger.why_body_refused(world.state.height + 1, body, b"") or "")
+    assert "omits 1 ballots" in (world.ledger.why_body_refused(world.state.height + 1, body, b"") or "")
 
 
 def test_closings_that_do_not_fit_wait_for_the_next_block_and_transactions_take_what_is_left(

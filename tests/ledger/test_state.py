@@ -395,7 +395,7 @@ def test_a_closing_with_a_forged_or_foreign_signature_is_refused(world: World) -
     wrong_kind = sign_message(PEOPLE[0], world.chain, Proposal(key, 0, bytes(32), bytes(32), 1, bytes(32), None))
     assert (world.problem(closings=(replace(closing, ballots=(forged, *rest)),)) or "").startswith("bad-signature")
     assert (world.problem(closings=(replace(closing, ballots=(replace(wrong_kind), *rest)),)) or "").startswith("unknown-message")
-    assert world.problem(closings=(replace(closing, ballots=closing.ballots[:2]),)) == "round 1: 2 ballots, 3 are needed"
+    assert world.problem(closings=(replace(closing, ballots=closing.ballots[:2]),)) == "round 1: 2 ballots, quorum 3"
 
 
 def test_the_trainers_accepted_in_the_last_round_that_accepted_any_and_new_ones_are_awaited(world: World) -> None:
