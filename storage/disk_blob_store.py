@@ -131,7 +131,7 @@ class DiskBlobStore:
             # The list comes first: a blob without its list would be served as an object without parts.
             with contextlib.suppress(FileNotFoundError):
                 is_list = self._parts.add_encoded_list(digest, listed.read_bytes())
-                assert is_list, f"{listed} is not of {digest.hex()}"
+                assert is_list, f"{listed} is not the list of {digest.hex()}"
                 listed.unlink()
             with file.open("rb+") as stream:
                 os.fsync(stream.fileno())
@@ -331,7 +331,7 @@ class DiskBlobStore:
                     self._register_folder(folder)
 
     def _delete_damaged(self, file: Path) -> None:
-        log.warning("%s is damaged: this peer deletes it, and cannot show it to an audit any more", file)
+        log.warning("%s is damaged: this peer deletes it and can no longer show it to auditors", file)
         with contextlib.suppress(FileNotFoundError):
             if (passing := self._passing / file.name).samefile(file):  # a good copy may have arrived since
                 passing.unlink()
@@ -403,7 +403,7 @@ class BlobFileWriter:
     def write(self, chunk: bytes) -> None:
         self._written += len(chunk)
         if self._written > self._total:
-            raise RemoteProtocolError("bad-blob", f"more than the {self._total} bytes announced")
+            raise RemoteProtocolError("bad-blob", f"{self._digest.hex()[:16]} is larger than the announced {self._total} bytes")
         self._hash.update(chunk)
         with explain_os_errors(self._part):
             self._file.write(chunk)
@@ -412,7 +412,7 @@ class BlobFileWriter:
         """Make the blob durable, then visible. Raises `RemoteProtocolError` if its hash is wrong."""
         if self._hash.digest() != self._digest:
             self.abort()
-            raise RemoteProtocolError("bad-blob", f"{self._digest.hex()[:16]} has other bytes")
+            raise RemoteProtocolError("bad-blob", f"the received bytes do not match the digest {self._digest.hex()[:16]}")
         if self._take_list is not None:
             with explain_os_errors(self._part):
                 self._file.flush()

@@ -76,7 +76,7 @@ class MultipartStore:
         parts = self.parse_list(digest, self._path(digest).read_bytes())
         blob, here = file_of(digest), self._path(digest, MARKS_SUFFIX)
         if parts is None:
-            log.warning("%s is damaged: this peer deletes it, with the blob", self._path(digest))
+            log.warning("%s is damaged: this peer deletes it with its blob", self._path(digest))
             self._path(digest).unlink()
             if blob is not None:  # without its list it would be served as an object without parts
                 blob.unlink()
@@ -261,7 +261,7 @@ class PartWriter:
 
     def write(self, chunk: bytes) -> None:
         if self._written + len(chunk) > self._size:
-            raise RemoteProtocolError("bad-blob", f"more than the {self._size} bytes of the part")
+            raise RemoteProtocolError("bad-blob", f"the part {self._part.hex()[:16]} is larger than {self._size} bytes")
         self._hash.update(chunk)
         with explain_os_errors(self._store.folder):
             _write(self._file.fileno(), chunk, self._written)
@@ -271,7 +271,9 @@ class PartWriter:
         """Verify the part and store it durably. Raises `RemoteProtocolError` if its hash is wrong."""
         try:
             if self._hash.digest() != self._part:
-                raise RemoteProtocolError("bad-blob", f"the part {self._part.hex()[:16]} has other bytes")
+                raise RemoteProtocolError(
+                    "bad-blob", f"the received bytes do not match the digest of the part {self._part.hex()[:16]}"
+                )
             self._store.store_part(self._part, self._file.fileno(), self._size)
         finally:
             self.abort()
