@@ -45,7 +45,7 @@ def parse_count(text: str) -> int:
     try:
         value = int(text) if unit == 1 else round(float(text[:-1]) * unit)
     except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 300M") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count: write a number such as 300 or 300M") from None
     if not 1 <= value <= COUNT_MAX:
         raise argparse.ArgumentTypeError(f"{value} is outside 1..{COUNT_MAX}")
     return value
@@ -62,17 +62,20 @@ def parse_non_negative(text: str) -> float:
     return value
 
 
-SKIP_BAD = Argument("--skip-bad", action="store_true", help="leave out lines of the file that cannot be learned, and count them")
+SKIP_BAD = Argument("--skip-bad", action="store_true", help="skip lines of the file that cannot be learned, and report how many")
 TRUNCATE = Argument(
-    "--truncate", choices=("left", "right"), default="", help="cut texts to the context, at the left (of prompts) or right"
+    "--truncate",
+    choices=("left", "right"),
+    default="",
+    help="cut texts that exceed the context: the left end of prompts, or the right end of responses",
 )
-JSON = Argument("--json", action="store_true", help="one JSON document, for programs")
-LAST_COUNT = Argument("last", nargs="?", type=parse_integer_in(1), default=LIST_ROWS_DEFAULT, metavar="N", help="how many")
+JSON = Argument("--json", action="store_true", help="print one JSON document, for programs")
+LAST_COUNT = Argument("last", nargs="?", type=parse_integer_in(1), default=LIST_ROWS_DEFAULT, metavar="N", help="number of rows")
 
 
 def member_argument(name: str, metavar: str) -> Argument:
     """Return the positional argument that names a member."""
-    return Argument(name, metavar=metavar, help="a member's name, or its peer id, of which the first characters are enough")
+    return Argument(name, metavar=metavar, help="a member's name, or the first characters of its peer id")
 
 
 def parse_set_options(items: Sequence[str]) -> dict[str, str]:
@@ -86,5 +89,5 @@ def parse_set_options(items: Sequence[str]) -> dict[str, str]:
         if not equals or not name:
             raise UserError(f"--set {item!r}: write FIELD=VALUE, such as --set local_steps=10")
         if overrides.setdefault(name, value) != value:
-            raise UserError(f"both --set {name}={overrides[name]} and --set {name}={value}: say one")
+            raise UserError(f"--set {name} has two values, {overrides[name]} and {value}: give one of them")
     return overrides

@@ -62,7 +62,7 @@ async def test_with_its_default_settings_it_trains(daemon: Daemon) -> None:
     assert list(rounds[0].verdicts.values()) == ["accept"]
     assert (await daemon.client.stats()).worker.startswith("torch")
     await assert_it_says_what_it_is_asked(daemon)
-    with pytest.raises(UserError, match="fits no finished jobs"):
+    with pytest.raises(UserError, match="matches no finished jobs"):
         await daemon.client.start_job(TrainRequest("more", "", 1, 0, {}, "huge"))
     with pytest.raises(UserError, match="the model is that of job 'tiny'"):
         await daemon.client.start_job(TrainRequest("more", "", 1, 0, tiny | {"model.width": "32"}, "tiny"))
@@ -103,7 +103,7 @@ async def assert_it_says_what_it_is_asked(daemon: Daemon) -> None:
     assert await text(asked(greedy)) == await text(asked(replace(greedy, beams=1)))
     for pieces, told in (
         (asked(long, "tiny@7"), "the model of job 'tiny' at round 7 is not here: this peer keeps 0, 1"),
-        (asked(long, "huge"), "'huge' fits no jobs"),
+        (asked(long, "huge"), "'huge' matches no jobs"),
         (asked(long, prompt=""), "the prompt is empty"),
         (asked(long, prompt="x" * 70_000), "a prompt of 70000 characters is longer than 65536"),
         (asked(replace(long, top_p=1.5)), "top_p 1.5 is not a probability"),

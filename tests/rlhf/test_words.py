@@ -42,7 +42,7 @@ def say(*typed: str) -> None:
     "typed, problem",
     [
         (("--set", "beta"), "write FIELD=VALUE"),
-        (("--set", "beta=1", "beta=2"), "say one"),
+        (("--set", "beta=1", "beta=2"), "give one of them"),
         (("--set", "rounds=3"), "--ppo-iterations 3"),
         (("The first ",), "is no part of it"),
     ],
