@@ -499,26 +499,26 @@ class JobsModule(Module[JobsState]):
         # Every program of a network knows its modules and their parts of a specification, so all refuse the same jobs.
         for wanted in self.rules.terms_of_spec(spec).requires:
             if network.module_version(wanted.name) < wanted.version:
-                needs = f"a job like this needs {wanted.name} {wanted.version}"
-                raise Refused(f"{needs}, which this network does not run: `features` shows what it does")
+                needs = f"this job needs version {wanted.version} of the module {wanted.name}"
+                raise Refused(f"{needs}, which this network does not run: `peer features` lists its modules")
         network.require_parameters_allowed(self.rules.terms_of_spec(spec).parameters)
         window_ms = self.audit_window_ms(spec, members)
         # Audits that take too long over the slowest allowed link are refused, so that no trainer is suspended for its link.
         if window_ms > AUDIT_WINDOW_MS_MAX:
-            takes = f"an audit of it may take {window_ms / 60_000:.0f} minutes over the least link that it allows"
-            most = f"{AUDIT_WINDOW_MS_MAX // 60_000} are allowed"
-            raise Refused(f"{takes}, and {most}: take a smaller model, another audit, or a higher uplink_mbit_min")
+            takes = f"an audit of this job may take {window_ms / 60_000:.0f} minutes over the slowest link that it allows"
+            most = f"at most {AUDIT_WINDOW_MS_MAX // 60_000} are allowed"
+            raise Refused(f"{takes}, {most}: choose a smaller model, another audit, or a higher uplink_mbit_min")
         return self._start(state, members, key, spec, author, height)
 
     def _with_start_model_holder(self, state: JobsState, members: MembersState, key: bytes, author: bytes) -> JobsState:
         """Add a voter that holds a queued job's initial parameters. The job starts once a quorum does. Raises `Refused`."""
         waiting = next((waiting for waiting in state.queue if waiting.job == key), None)
         if waiting is None or self.rules.terms_of_spec(waiting.spec).start is None:
-            raise Refused("no job in the line starts from such parameters")
+            raise Refused(f"no queued job {key.hex()[:8]} waits for initial parameters")
         if author not in members.voters:
-            raise Refused("only voters are asked what they hold")
+            raise Refused(f"{short_id(author)} is not a voter, and only voters attest initial parameters")
         if author in waiting.start_model_holders:
-            raise Refused("this voter has said so")
+            raise Refused(f"{short_id(author)} has already attested the initial parameters of job {key.hex()[:8]}")
         holders = tuple(sorted({*waiting.start_model_holders, author} & set(members.voters)))
         line = (replace(other, start_model_holders=holders) if other is waiting else other for other in state.queue)
         return replace(state, queue=tuple(line))
@@ -620,7 +620,7 @@ class JobsModule(Module[JobsState]):
             self._require_whole(state, terms.read, "read", spec, self.rules.why_read_model_refused)
         models = {of.job for of in (terms.base, terms.read) if of is not None}
         if models and len(self._held(state) | models) > BASES_MAX:
-            raise Refused(f"other jobs start from {BASES_MAX} models already, the most that are kept for that")
+            raise Refused(f"other jobs already use {BASES_MAX} models of finished jobs, the maximum: wait until one of them ends")
         job = self._made(terms, spec, author, members, height)
         # No queued job waits for the same kind of place.
         is_alone = all(self.rules.terms_of_spec(waiting.spec).needs_worker != terms.needs_worker for waiting in state.queue)
@@ -628,9 +628,10 @@ class JobsModule(Module[JobsState]):
             return replace(state, jobs={**state.jobs, key: job})
         mine = sum(members.current_key(waiting.author) == author for waiting in state.queue)
         if mine >= QUEUE_PER_MEMBER_MAX:
-            raise Refused(f"{QUEUE_PER_MEMBER_MAX} jobs of {short_id(author)} wait in line, the most of one member")
+            queued = f"{short_id(author)} already has {QUEUE_PER_MEMBER_MAX} queued jobs"
+            raise Refused(f"{queued}, the maximum: wait, or `peer cancel` one")
         if len(state.queue) >= QUEUE_MAX:
-            raise Refused(f"{QUEUE_MAX} jobs wait in line, the most there can be")
+            raise Refused(f"the queue is full with {QUEUE_MAX} jobs: try again when one has started")
         return replace(state, queue=(*state.queue, QueuedJob(key, spec, terms.name, author, height, job.base_job)))
 
     def _require_whole(
@@ -639,12 +640,12 @@ class JobsModule(Module[JobsState]):
         """Require that a model which a job names is the final model of a kept job, and fits. Raises `Refused`."""
         job = state.jobs.get(named.job)
         if job is None or job.phase is not JobPhase.FINISHED:
-            raise Refused(f"the job to {what} is not among the finished ones that are kept: `jobs` lists them")
+            raise Refused(f"no finished job {named.job.hex()[:8]} to {what}: `peer jobs` lists the finished jobs that are kept")
         if (job.round, job.model_root) != (named.round, named.root):
-            raise Refused(f"the model of job {job.name!r} is that of round {job.round} with another root")
+            raise Refused(f"the named model is not the final model of job {job.name!r}, which is that of round {job.round}")
         problem = misfit(job.spec, spec)
         if problem is not None:
-            raise Refused(f"job {job.name!r} is none that it can {what}: {problem}")
+            raise Refused(f"this job cannot {what} job {job.name!r}: {problem}")
 
     def _has_place(self, jobs: Mapping[bytes, Job], terms: JobTerms) -> bool:
         """Return whether a job can start. Only one job with workers runs at a time; those without run beside it."""
@@ -673,13 +674,14 @@ class JobsModule(Module[JobsState]):
         )
         job = self.open_round(job, members, height, None)
         if not job.trainers and terms.needs_worker:
-            raise Refused(f"no member is registered as a {terms.role}; run a peer with that role, or the role full")
+            raise Refused(f"no member has the role {terms.role}: run a peer with the role {terms.role} or full")
         if not job.trainers:
-            raise Refused(f"only {short_id(author)} would train it, who was retired: it registers or stands for a vote first")
+            only = f"only {short_id(author)} could train this job, but it was retired"
+            raise Refused(f"{only}: it must register or stand as a voter first")
         needed = 2 * VoterSet(job.voters).faults_tolerated + 1
         if terms.is_reexecuted and len(job.reexecutors) < needed:
             mode = "full" if terms.audited else "sampled"
-            there = f"there are {len(job.reexecutors)}: let more voters train, or take another audit"
+            there = f"found {len(job.reexecutors)}: let more voters train, or choose another audit"
             raise Refused(f"audit {mode!r} needs {needed} voters with a worker, {there}")
         return job
 
@@ -876,9 +878,9 @@ def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, he
         return replace(state, queue=tuple(other for other in others if not (is_over and other.job == key)))
     job = state.jobs.get(key)
     if job is None or job.phase is JobPhase.FINISHED:
-        raise Refused("no such job is running, paused or waits in line")
+        raise Refused(f"job {key.hex()[:8]} is not running, paused or queued: `peer jobs` lists the jobs")
     if job.model_root == MODEL_ROOT_PENDING:
-        raise Refused("the job begins with this block, and can be stopped in a later one")
+        raise Refused(f"job {key.hex()[:8]} starts in this block: stop it after the next one")
     stops, is_over = add_stop_request(job.author, job.stop_requests, members, author)
     phase, opened = (JobPhase.FINISHED, height) if is_over else (job.phase, job.opened_height)
     return replace(state, jobs={**state.jobs, key: replace(job, stop_requests=stops, phase=phase, opened_height=opened)})
@@ -893,7 +895,7 @@ def add_stop_request(
     """
     is_author = author == members.current_key(owner)
     if not is_author and author not in members.voters:
-        raise Refused("only its author or a voter can stop it")
+        raise Refused(f"{short_id(author)} is neither its author nor a voter, so it cannot stop it")
     stops = tuple(sorted({*stop_requests, author} & {*members.voters, author}))
     return stops, is_author or len(set(stops) & set(members.voters)) >= VoterSet(members.voters).quorum
 
@@ -902,19 +904,20 @@ def _with_rollback(state: JobsState, members: MembersState, asked: RequestRollba
     """Return the state with this voter's request for a rollback, or without the request that it withdraws. Raises `Refused`."""
     job = state.jobs.get(asked.job)
     if job is None or job.phase is JobPhase.FINISHED:
-        raise Refused("no such job is running, paused or settling: the model of a job that is over is final")
+        raise Refused(f"job {asked.job.hex()[:8]} is not running, paused or settling: the model of a finished job is final")
     if author not in members.voters:
-        raise Refused("only a voter can ask for a rollback")
+        raise Refused(f"{short_id(author)} is not a voter, so it cannot request a rollback")
     if asked.last != job.last_rollback:
-        raise Refused("the job has gone back meanwhile: look at its rounds again")
+        raise Refused("the job was rolled back in the meantime: check its rounds with `peer rounds`, then request again")
     rollbacks = {voter: number for voter, number in job.rollback_requests.items() if voter in members.voters and voter != author}
     taken = {anchor.round: anchor.rounds_in_model for anchor in job.anchors} | {job.round: job.rounds_in_model}
     if asked.round not in taken:
-        raise Refused(f"no anchor @{asked.round} is kept: take one of {', '.join(f'@{anchor.round}' for anchor in job.anchors)}")
+        anchors = ", ".join(f"@{anchor.round}" for anchor in job.anchors)
+        raise Refused(f"no anchor @{asked.round} is kept: choose one of {anchors}")
     if taken[asked.round] < job.rounds_in_model:
         rollbacks[author] = asked.round
     elif author not in job.rollback_requests:
-        raise Refused(f"@{asked.round} is the present model, and this voter has asked for no other one")
+        raise Refused(f"@{asked.round} is the current model, and {short_id(author)} has no rollback request to withdraw")
     return replace(state, jobs={**state.jobs, asked.job: replace(job, rollback_requests=dict(sorted(rollbacks.items())))})
 
 

@@ -297,10 +297,10 @@ class LedgerRules:
         module = self._known.get(wanted)
         if module is None:
             known = sorted(version.version for version in self._known if version.name == wanted.name)
-            knows = f"knows {', '.join(map(str, known))}" if known else "does not know it"
-            goes_on, since = ("goes on with", f" from height {height}") if height else ("runs", "")
+            knows = f"has {', '.join(map(str, known))}" if known else "does not have this module"
+            goes_on, since = ("upgrades to", f" at height {height}") if height else ("runs", "")
             what = f"this network {goes_on} {wanted.name} {wanted.version}{since}; this program {knows}"
-            raise UnsupportedModuleVersion(f"{what}: install a newer one, and start this peer again")
+            raise UnsupportedModuleVersion(f"{what}: install a newer program and restart this peer")
         return module
 
     def last_supported_height(self, state: LedgerState) -> int | None:
@@ -405,7 +405,7 @@ class LedgerRules:
             return self.decode_state(encoded) if encoded else self.genesis_state()
         except RemoteProtocolError as error:
             raise StorageError(
-                f"the state on this disk cannot be read ({error.detail}): run the program that wrote it, or join the network "
+                f"cannot read the ledger's state on disk ({error.detail}): run the program that wrote it, or join the network "
                 "again with a new data directory"
             ) from None
 
@@ -461,7 +461,7 @@ class LedgerRules:
         module, said = read.module, read.said
         transaction, height = said.transaction, context.height
         if not height <= transaction.expires <= height + TRANSACTION_LIFETIME_HEIGHTS:
-            raise Refused(f"{transaction.kind} expires at height {transaction.expires}, this is {height}")
+            raise Refused(f"{transaction.kind} expires at height {transaction.expires}, which is not allowed at height {height}")
         state = state.with_modules(members=membership.use_nonce(state.members, transaction, said.author))
         self._check_statements(read.signed, read.statements)
         with self._refused_where_it_fails(module, transaction, state):
@@ -576,7 +576,7 @@ class LedgerRules:
 
     def apply_all_evidence(self, state: LedgerState, evidence: Sequence[Evidence]) -> LedgerState:
         if any(left.signer >= right.signer for left, right in pairwise(evidence)):
-            raise Refused("evidence must ascend by culprit, each once")
+            raise Refused("evidence must ascend by signer, without duplicates")
         for item in evidence:
             state = self.apply_evidence(state, item)
         return state
@@ -669,7 +669,7 @@ class LedgerRules:
         counts = not any(name == JobsModule.name for name, _ in skipped)
         closed = tuple(self.close_round(state, closing) for closing in body.round_certificates) if counts else ()
         if len({item.job for item in closed}) < len(closed):
-            raise Refused("one round of a job a block")
+            raise Refused("a block must not close two rounds of one job")
         after = self.apply_all_evidence(state, body.evidence)
         context = replace(self._context(state), facts=(*closed, *(MemberExpelled(item.signer) for item in body.evidence)))
         cost = 0

@@ -67,9 +67,9 @@ def anchors_to_keep(anchors: Sequence[ModelAnchor], doubtful: int) -> tuple[Mode
 
 UNDO_REASON_TEXTS = {
     UndoReason.FALSE: "an update of {} is false",
-    UndoReason.WITHHELD: "{} did not show an update to its auditors",
-    UndoReason.STOPPED: "the job ended before they were audited",
-    UndoReason.VOTED: "a quorum of the voters wanted the model before them",
+    UndoReason.WITHHELD: "{} withheld an update from its auditors",
+    UndoReason.STOPPED: "the job ended before their audits",
+    UndoReason.VOTED: "a quorum of the voters requested a rollback",
 }
 
 

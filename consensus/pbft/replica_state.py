@@ -124,7 +124,8 @@ class ReplicaState:
         rival = (
             f"block {book.conflicting_commit.block.hex()[:16]} is certified at height {book.height}, but it is not in our chain"
         )
-        return f"{rival}: more than {book.voters.faults_tolerated} of {len(book.voters)} voters are faulty, or their keys were stolen"
+        faulty = f"more than {book.voters.faults_tolerated} of {len(book.voters)} voters are faulty"
+        return f"{rival}: {faulty}, or their keys were stolen"
 
     @property
     def _is_unproven(self) -> bool:

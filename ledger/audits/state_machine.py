@@ -75,7 +75,7 @@ class AuditsModule(Module[AuditsState]):
     ) -> StateChange:
         found: AuditFinding | LossOpening | AuditVolunteering = said.content
         if found.job not in view.module_state(JobsState).jobs or found.job not in state.jobs:
-            raise Refused("no audits of such a job are open")
+            raise Refused(f"job {found.job.hex()[:8]} has no open audits")
         tables = self._job_tables(state, found.job, view, context.height)
         match said.transaction.kind, found:
             case "audit/report", AuditFinding():

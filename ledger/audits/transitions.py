@@ -16,7 +16,7 @@ from ledger.audits.audit_state import AuditResult
 
 class AuditStage(enum.StrEnum):
     AWAITED = "drawn proposal: an auditor's report is awaited"  # in `AuditableProposal.pending_auditors`
-    UNDISPUTED = "proposal that is kept: undisputed"  # in no `Dispute`
+    UNDISPUTED = "kept proposal: undisputed"  # in no `Dispute`
     OPEN = "dispute: open"  # in `JobAudits.disputes`
     SEALED = "report with a sealed loss"  # in `JobAudits.unopened_losses`
     TRAINS = "trainer: trains"  # not in `JobAudits.suspended`
@@ -27,18 +27,18 @@ class AuditStage(enum.StrEnum):
 class AuditEvent(enum.StrEnum):
     PASSES = "the auditor reports `match`"
     FAILS = "the auditor reports any other finding"
-    VOLUNTEERED = "a re-executor says `audit/volunteer`"
-    JUDGED = "a challenge or a verdict, and neither side has enough"
-    GUILTY = "enough re-executors say guilty"
-    UNSEEN = "enough could not see the proposal"
-    INNOCENT = "enough say innocent; the trainer is not to be shunned"
-    SHUNNED = "enough say innocent; the trainer is to be shunned"
+    VOLUNTEERED = "a re-executor sends `audit/volunteer`"
+    JUDGED = "a challenge or a verdict arrives, and neither side has enough verdicts"
+    GUILTY = "enough re-executors find the proposal false"
+    UNSEEN = "enough re-executors did not receive the proposal's data"
+    INNOCENT = "enough re-executors find the proposal correct; the trainer is not to be shunned"
+    SHUNNED = "enough re-executors find the proposal correct; the trainer is to be shunned"
     TIME = "its time is over"
     UNDONE = "its round is undone"
     VOID = "its trainer is suspended"
-    LOSS_RIGHT = "the trainer opens the same loss"
-    LOSS_WRONG = "the trainer opens another loss; no more voters than may lie contradict the auditor"
-    LOSS_LAZY = "the trainer opens another loss; more voters contradict the auditor than may lie"
+    LOSS_RIGHT = "the trainer opens the loss that the auditor reported"
+    LOSS_WRONG = "the trainer opens a different loss; at most f voters contradict the auditor"
+    LOSS_LAZY = "the trainer opens a different loss; more than f voters contradict the auditor"
     CONVICTED = "a dispute ends as `suspended` or as `shunned`, or an auditor was lazy"
 
 
@@ -47,19 +47,19 @@ class AuditEffect(enum.StrEnum):
 
     COUNT_REPORT = "the auditor's `reports` grows"
     COUNT_LAPSE = "the auditor's `lapsed` grows"
-    DISPUTE = "a dispute about the proposal opens, or the author joins the one that is open"
+    DISPUTE = "a dispute about the proposal opens, or the author joins the open one"
     UPHOLD = "`upheld` of each challenger grows"
-    HOLD_AGAINST = "each challenge that is no claim counts against its author"
+    HOLD_AGAINST = "each challenge that is not a claim counts against its author"
     NOTE_CLAIMS = "each claim is noted for its author and the trainer"
-    SUSPEND = "the trainer is suspended, unless it is"
+    SUSPEND = "the trainer is suspended, unless it already is"
     COMPARE = "the auditor's `reports` in `loss_comparisons` grow"
     COUNT_WRONG = "the auditor's `wrong_losses` grows; the trainer is noted in `loss_comparisons`"
     LOSE_REWARD = "the trainer's reward for this proposal is lost"
     SUSPEND_AUDITOR = "the auditor is suspended"
-    ROLL_BACK = "the job goes back to the newest anchor at or before the update's round, unless that is undone already"
+    ROLL_BACK = "the job returns to the newest anchor at or before the update's round, unless this round is already undone"
     LOSE_REWARDS = "`suspensions` grows; rewards that have not vested are lost"
     FORGET = (
-        "sealed losses about the trainer are over; noted claims about it, and which of its own reports were wrong, are forgotten"
+        "sealed losses about the trainer are dropped; noted claims about it, and the record of its wrong reports, are forgotten"
     )
 
 

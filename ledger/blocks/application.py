@@ -266,7 +266,9 @@ class LedgerApplication:
         for signed in body.transactions:
             selection.add_unbounded(signed)
         left_out: PendingTransaction | None = next((entry for entry in missing if selection.try_add(entry)), None)
-        return f"leaves out a transaction of {short_id(left_out.signed.signer)} that has waited too long" if left_out else None
+        if left_out is None:
+            return None
+        return f"its body omits a transaction of {short_id(left_out.signed.signer)} that inclusion lists require"
 
     def has_work(self) -> bool:
         closable = any(book.certificate() is not None for book in self._closable())
@@ -300,7 +302,7 @@ class LedgerApplication:
         parts = [part for closing in present for signed in _parts(closing) for part in signed]
         size = sum(len(signed.body) for signed in (*parts, *held))
         if size > BODY_BYTES_MAX:
-            raise RemoteProtocolError("oversized", f"a short body stands for {size} bytes, at most {BODY_BYTES_MAX} are allowed")
+            raise RemoteProtocolError("oversized", f"the compact body expands to {size} bytes, at most {BODY_BYTES_MAX}")
         return encode(BlockBody(present, message.evidence, held))
 
     def _closing(self, closing: CompactRoundCertificate) -> RoundCertificate | None:

@@ -357,7 +357,7 @@ class InclusionListSet:
     def add_list(self, voter: bytes, notice: InclusionList) -> bool:
         """Keep an inclusion list. Return whether it is newer than the voter's last one. Raises `RemoteProtocolError`."""
         if any(left >= right for left, right in pairwise(notice.transactions)):
-            raise RemoteProtocolError("non-canonical", "a notice's transactions must ascend, each once")
+            raise RemoteProtocolError("non-canonical", "an inclusion list's transactions must ascend, without duplicates")
         last, known = self._by_voter.get(voter, (-1, {}))
         if notice.height <= last:
             return False

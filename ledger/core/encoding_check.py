@@ -43,7 +43,7 @@ def check_encodable(of: Any, new: Any, old: Any) -> None:
         for name, part in _hints(cast(Any, hint)).items():
             check_encodable(part, getattr(new, name), getattr(known, name, ABSENT))
     elif decode(of, encode(new), SIZE_MAX) != new:
-        raise TypeError(f"a {type(new).__name__} that is read back as something else")
+        raise TypeError(f"a {type(new).__name__} that decodes to a different value")
 
 
 @functools.cache

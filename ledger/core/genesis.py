@@ -68,7 +68,7 @@ class Genesis:
         for name in names:
             check_name(name)
         if len(set(names)) < len(names):
-            raise RemoteProtocolError("bad-genesis", f"modules {names} name one twice")
+            raise RemoteProtocolError("bad-genesis", f"a module is listed twice: {names}")
         return genesis
 
 
@@ -76,4 +76,4 @@ def check_roles(roles: tuple[str, ...]) -> None:
     for role in roles:
         check_name(role)
     if list(roles) != sorted(set(roles)):
-        raise RemoteProtocolError("bad-roles", f"{roles} do not ascend, each once")
+        raise RemoteProtocolError("bad-roles", f"roles {roles} must ascend, without duplicates")

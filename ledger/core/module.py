@@ -104,7 +104,7 @@ class Module(Generic[S]):
 
     def upgrade_state(self, old: Any, version: int) -> S:
         """Return this version's state, converted from that of an earlier version."""
-        raise NotImplementedError(f"{self.name} {self.version} follows no {version}")
+        raise NotImplementedError(f"no upgrade of {self.name} from version {version} to {self.version}")
 
     def transaction_cost(self, kind: str, content: Any) -> int:
         """Return the cost of `apply_transaction` in a large state, in signature checks, without the signatures themselves."""

@@ -94,7 +94,7 @@ class SnapshotAssembly:
         # The state root binds names, number and digests. Without this check, honest peers would receive requests for nonexistent
         # parts.
         if state_root_over(digests) != tip[-1].header.state_root:
-            raise RemoteProtocolError("bad-offer", f"other modules than under the state root after {tip[1].header.height}")
+            raise RemoteProtocolError("bad-offer", f"the modules do not match the state root after height {tip[1].header.height}")
         self.tip = tip
         self.height = tip[1].header.height
         self._rules, self._models, self._digests = rules, models, digests
@@ -131,7 +131,7 @@ class SnapshotAssembly:
         match key.content:
             case SnapshotContent.BLOCK:
                 if block_digest(data) != key.name:
-                    raise RemoteProtocolError("bad-part", "another block than the certified one")
+                    raise RemoteProtocolError("bad-part", "the block is not the certified one")
                 self._blocks[key.name] = data
             case SnapshotContent.HEADERS:
                 self._take_headers(key.index, data)
@@ -158,7 +158,7 @@ class SnapshotAssembly:
             except UnsupportedModuleVersion as error:
                 raise StorageError(str(error)) from None
             except RemoteProtocolError as error:  # a quorum has certified these bytes
-                problem = f"this network's state has a form that this program does not know ({error}): update it"
+                problem = f"this program cannot read the state of the network ({error}): install a newer version"
                 raise StorageError(problem) from None
             self._want_rows(self._state)
             # Models of running jobs come first, because no round needs those of finished jobs.
@@ -188,7 +188,7 @@ class SnapshotAssembly:
         parent, roots = self._parent, {}
         for height, header in zip(range(first, 0, -1), headers, strict=False):
             if header_digest(header) != parent:
-                raise RemoteProtocolError("bad-part", f"another header of height {height} than its child names")
+                raise RemoteProtocolError("bad-part", f"the header of height {height} is not the one that its child names")
             decoded = decode_header(header)
             parent, roots[height - 1] = decoded.parent, decoded.state_root
         # State changes only after all headers are verified, so that another sender can supply the same part.
@@ -201,7 +201,7 @@ class SnapshotAssembly:
 
     def _take_module(self, name: str, data: bytes) -> None:
         if module_digest(data) != self._digests[name]:
-            raise RemoteProtocolError("bad-part", f"module {name!r} is not the one under the state root")
+            raise RemoteProtocolError("bad-part", f"the module {name!r} does not match the state root")
         self._modules[name] = data
 
     # Tables ----------------------------------------------------------------------------------------------------------

@@ -256,7 +256,7 @@ class SnapshotDownload:
             raise RemoteProtocolError("bad-offer", f"the proof does not end around height {offer.height}")
         if source.path.pending_trusted_height:
             raise RemoteProtocolError(
-                "foreign-chain", f"the proof ends before the trusted block of {source.path.pending_trusted_height}"
+                "foreign-chain", f"the proof ends before the trusted block of height {source.path.pending_trusted_height}"
             )
         SnapshotAssembly(self._rules, self._models, tip, offer.modules)  # raises if the modules do not fit
         source.tip, source.digests = tip, offer.modules
@@ -286,7 +286,7 @@ class SnapshotDownload:
                 self._last_part = self._now
             size_max = self._assembly.size_max(key)
             if sum(map(len, pending.pieces)) > size_max:
-                raise RemoteProtocolError("oversized", f"{key.content.value} of more than {size_max} bytes")
+                raise RemoteProtocolError("oversized", f"{key.content.value} larger than {size_max} bytes")
             if len(part.data) < SNAPSHOT_PART_BYTES_MAX:
                 del source.pending[key]
                 self._finish_key(source, key, b"".join(pending.pieces))

@@ -127,7 +127,7 @@ class Snapshot:
             table, of = decode_range_name(name)
             found = self.state.tables.get(table)
             if found is None or len(of) != range_depth(found.root):
-                raise RemoteProtocolError("bad-request", f"there is no table {table!r}, or it is cut in another way")
+                raise RemoteProtocolError("bad-request", f"no table {table!r} with ranges of {len(of)} bits")
             self.rows_read = (name, codec.encode(found.prove_range(of)))
         return self.rows_read[1]
 
@@ -273,21 +273,22 @@ class SnapshotStore:
                     decided = self._archive.get_decision(near)
                     if decided is not None and decided.digest == message.name:
                         return _piece(decided.block, message.index)
-                raise RemoteProtocolError("bad-request", f"no block of this digest belongs to the snapshot of {snapshot.height}")
+                raise RemoteProtocolError("bad-request", f"no block with this digest in the snapshot of height {snapshot.height}")
             case SnapshotContent.HEADERS:
                 if not 0 < message.index < snapshot.height:
-                    raise RemoteProtocolError("bad-request", f"{snapshot.height} needs no header of height {message.index}")
+                    problem = f"no header of height {message.index} in the snapshot of height {snapshot.height}"
+                    raise RemoteProtocolError("bad-request", problem)
                 return self._headers(message.index)
             case SnapshotContent.MODULE:
                 name = message.name.decode(errors="replace")
                 if name not in snapshot.state.modules:
-                    raise RemoteProtocolError("bad-request", f"there is no module {name!r}")
+                    raise RemoteProtocolError("bad-request", f"no module {name!r} in the snapshot of height {snapshot.height}")
                 return _piece(snapshot.encoded_module(name), message.index)
             case SnapshotContent.ROWS:
                 return _piece(snapshot.encoded_range(message.name), message.index)
         model = decode_model_name(message.name)
         if model not in snapshot.models:
-            raise RemoteProtocolError("bad-request", "no such model in this snapshot")
+            raise RemoteProtocolError("bad-request", f"no such model in the snapshot of height {snapshot.height}")
         if message.content is SnapshotContent.MANIFEST:
             return _piece(self._models.read_manifest(*model), message.index)
         return self._models.read_part(*model, message.index)
@@ -333,7 +334,7 @@ class SnapshotRequestQueue:
     def add_request(self, peer: bytes, message: GetSnapshot | GetSnapshotPart, now: float) -> None:
         asker = self._askers.setdefault(peer, _RequestingPeer(at=now))
         if len(asker.waiting) >= REQUESTS_MAX:
-            raise RemoteProtocolError("flood", f"more than {REQUESTS_MAX} requests for snapshots at once")
+            raise RemoteProtocolError("flood", f"more than {REQUESTS_MAX} waiting requests for snapshots")
         asker.waiting.append(message)
 
     def remove_peer(self, peer: bytes) -> None:

@@ -91,7 +91,7 @@ def make_branch(left: Node, right: Node) -> Branch:
 
 def read_no_bucket(slot: int, hash: bytes) -> bytes:
     """Raise `StorageError`. This is the `BucketReader` of trees whose buckets are all in memory."""
-    raise StorageError("the rows of this table are not here")
+    raise StorageError("this table has rows on disk, but no store to read them from")
 
 
 # Reading -----------------------------------------------------------------------------------------------------------------

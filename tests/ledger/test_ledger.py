@@ -100,7 +100,7 @@ def test_what_was_decided_expired_or_refused_is_forgotten_and_what_may_still_com
     world.decide(decided)
     gone = {signed.signer: reason for signed, reason in pool.prune_transactions(world.rules, world.state)}
     assert set(gone) == {person.public for person in PEOPLE[:3]} and list(pool) == [ahead]
-    assert "does not stand" in gone[PEOPLE[1].public]
+    assert "is not a candidate" in gone[PEOPLE[1].public]
     assert pool.add_transaction(other) and pool.select_transactions(world.rules, world.state) == (other, ahead)
 
 

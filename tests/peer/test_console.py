@@ -264,14 +264,14 @@ async def test_answers_and_complaints_speak_of_names(monkeypatch: pytest.MonkeyP
             return f"{OTHER[:8]} has 1 of 3 approvals"
 
         async def retire_member(self, peer: str, lower_tolerance: bool) -> str:
-            raise UserError(f"{OTHER[:8]} votes already")
+            raise UserError(f"{OTHER[:8]} is already a voter")
 
         async def dial_address(self, address: str) -> str:
             return f"connected to {OTHER[:8]} at {address}"
 
     for line, answer in (
         ("approve erin", "erin has 1 of 3 approvals"),
-        ("retire erin", "error: erin votes already"),
+        ("retire erin", "error: erin is already a voter"),
         ("connect h:1", "connected to erin at h:1"),
     ):
         monkeypatch.setattr(sys, "stdin", io.StringIO(f"{line}\n"))
@@ -530,7 +530,7 @@ async def test_who_waits_for_a_decision_is_told_for_what_and_what_comes_of_it_is
         assert shown[-1] == "1 of 3 voters want it to end"
         assert [text for text in shown if "may be decided even after" in str(text)] == shown[:-1]
         assert len(shown) == 1 + len(told) and all(words in str(text) for words, text in zip(told, shown, strict=False))
-        with pytest.raises(UserError, match="the last voter cannot leave"):
+        with pytest.raises(UserError, match="the last voter cannot resign"):
             await console.execute_command(Slow(seconds=seconds), parse("resign"), shown.append)  # type: ignore[arg-type]
 
 
@@ -606,7 +606,7 @@ async def test_one_failed_command_does_not_stop_the_next_but_shows_in_the_status
 ) -> None:
     printed, status, _ = await said(monkeypatch, capsys, "resign\nnonsense\n\ninvite\n")
     assert status == 1
-    assert "error: the last voter cannot leave" in printed
+    assert "error: the last voter cannot resign" in printed
     assert "error: no command 'nonsense'" in printed
     assert "invitation-string" in printed
 
