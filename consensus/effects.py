@@ -33,7 +33,7 @@ class OwnRoundStatement:
     job: bytes
     round: int
     signed: Signed
-    accepted: tuple[Signed, ...] = ()  # for a Ballot: the proposals of others that it accepts, kept with it
+    accepted: tuple[Signed, ...] = ()  # others' proposals that a Ballot accepts, which are stored with it
 
 
 @dataclass(frozen=True, slots=True)

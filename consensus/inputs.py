@@ -22,7 +22,7 @@ from protocol.messages import (
     Vote,
 )
 
-HeightMessage = ProposeEnvelope | Vote | TimeoutEnvelope | Prepared | ViewEnded  # each belongs to one height
+HeightMessage = ProposeEnvelope | Vote | TimeoutEnvelope | Prepared | ViewEnded  # messages of one height
 AgreementMessage = (
     HeightMessage | Decision | Status | GetDecisions | GetBlock | BlockBytes | GetRememberedStatements | RememberedStatements
 )

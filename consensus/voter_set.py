@@ -16,7 +16,7 @@ from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, Timeout, Ti
 
 V = TypeVar("V", Prepare, Commit)
 
-TIMEOUT_BYTES_MAX = 256  # body of a Timeout, as of a certificate's vote: unverified messages that are kept must be small
+TIMEOUT_BYTES_MAX = 256  # body of a Timeout: unverified messages that are kept must be small
 
 
 def faults_tolerated(n: int) -> int:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from protocol.errors import UserError
 from protocol.limits import ADDRESS_CHARACTERS_MAX, ADVERTISED_MAX
 
-WILDCARDS = ("0.0.0.0", "::")  # to listen on, they mean every interface; they cannot be dialed
-NO_LISTEN_ADDRESS = "none"  # in place of an address to listen on: this peer accepts no connections
+WILDCARDS = ("0.0.0.0", "::")  # as listening addresses they mean all interfaces; nobody can dial them
+NO_LISTEN_ADDRESS = "none"  # setting of a peer that accepts no connections
 _LABEL = "[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 # A host whose last label has only digits is a malformed IP address, not a name (WHATWG URL, "ends in a number").
 _NAME = re.compile(rf"(?:{_LABEL}\.)*(?![0-9]+\.?$){_LABEL}\.?", re.IGNORECASE | re.ASCII)
@@ -44,7 +44,7 @@ def is_ip(host: str) -> bool:
 
 
 def host_subnet(host: str) -> str:
-    """Return the key of a host in budgets: an IPv4 address, a name, or an IPv6 /64 network, which one owner usually has."""
+    """Return the key of a host in quotas: an IPv4 address, a name, or an IPv6 /64 network, which one owner usually has."""
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:
@@ -63,7 +63,7 @@ def is_loopback(host: str) -> bool:
 
 
 def parse_listen_addresses(text: str, what: str = "") -> tuple[str, ...]:
-    """Return the addresses of a list with commas, on which a peer listens; `none` gives no address.
+    """Parse a comma-separated list of listening addresses. `none` gives no address.
 
     Raises `UserError` for an invalid address, a duplicate, or more than ADVERTISED_MAX.
     """
@@ -98,7 +98,7 @@ class AddressScope(enum.StrEnum):
     """The peers that can reach an address."""
 
     LOOPBACK = "loopback"  # the machine itself
-    PRIVATE = "private"  # its local network: the same host elsewhere is another machine
+    PRIVATE = "private"  # peers of its local network; elsewhere the address is another machine's
     PUBLIC = "public"  # all machines; DNS names are assumed to be public
 
     def includes(self, other: AddressScope) -> bool:
@@ -146,7 +146,7 @@ def check_dialable_address(text: str, what: str) -> str:
 def _is_host(host: str, version: int) -> bool:
     """Return whether `host` is an address of this IP version, or for version 4 a name.
 
-    An address with `%` is refused. It names an interface of one machine, and the name may be any text.
+    An address with `%` is refused: the name of a local interface follows, which may be any text.
     """
     try:
         return "%" not in host and ipaddress.ip_address(host).version == version

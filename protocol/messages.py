@@ -48,7 +48,7 @@ NO_VIEW = -1  # the `high_view` of a Timeout whose sender holds no prepare certi
 Name = Annotated[str, Length(1, NAME_CHARACTERS_MAX)]
 Address = Annotated[str, Length(3, ADDRESS_CHARACTERS_MAX)]  # "host:port"
 Port = Annotated[int, Between(1, 65535)]
-AuditNonce = Annotated[bytes, Length(AUDIT_NONCE_BYTES, AUDIT_NONCE_BYTES)]  # of a voter, for sortition
+AuditNonce = Annotated[bytes, Length(AUDIT_NONCE_BYTES, AUDIT_NONCE_BYTES)]  # a voter's nonce, for sortition
 
 
 # Agreement: signed by voters -----------------------------------------------------------------------------------------
@@ -386,7 +386,7 @@ class SnapshotContent(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _SnapshotPlace:
-    height: Count  # of the snapshot
+    height: Count  # height of the snapshot
     content: SnapshotContent
     name: Annotated[bytes, Length(0, NAME_CHARACTERS_MAX)]
     index: Count
@@ -461,8 +461,8 @@ class PeerRecord:
 
 @dataclass(frozen=True, slots=True)
 class AgedPeerRecord:
-    record: Signed  # of a PeerRecord
-    age_seconds: Annotated[int, Between(0, PEER_RECORD_AGE_SECONDS_MAX)]  # since it was new, as far as the sender knows
+    record: Signed  # a signed PeerRecord
+    age_seconds: Annotated[int, Between(0, PEER_RECORD_AGE_SECONDS_MAX)]  # age of the record, as far as the sender knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -542,7 +542,7 @@ class GuestInvitation:
 
     TAG: ClassVar[str] = "guest-invitation"
     invitation: Signed
-    token_signature: SignatureBytes  # by the invitation's token, over the content of `member/admit`, which names the guest
+    token_signature: SignatureBytes  # the token's signature over the content of `member/admit`, which names the guest
 
 
 # Links: circuits through a third peer ---------------------------------------------------------------------------------

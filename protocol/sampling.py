@@ -8,7 +8,7 @@ from typing import Annotated, Final
 from protocol.codec import Between, Count, Length
 from protocol.errors import UserError
 
-TOKENS_MAX: Final = 4_096  # per text
+TOKENS_MAX: Final = 4_096  # tokens of one text
 TOP_K_MAX: Final = 1 << 16  # no vocabulary is larger
 STOPS_MAX: Final = 8
 STOP_CHARACTERS_MAX: Final = 256

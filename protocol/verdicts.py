@@ -38,7 +38,7 @@ class Verdict(enum.IntEnum):
 
 INVALID_UPDATES_REASON = "re-execution found three of its updates false"  # why a trainer is suspended before votes
 ABSENT = "absent"  # not a verdict: no ballot named a proposal of that trainer
-DIVERGING = "diverging"  # NORM of more trainers in a round than can lie: honest updates are too large
+DIVERGING = "diverging"  # NORM of more trainers in a round than f: honest updates are too large
 VERDICT_MEANINGS = {  # for people, by label
     "unjudged": "too few voters could judge it in time",
     "malformed": "its payload is not a valid update",
@@ -55,7 +55,7 @@ VERDICT_MEANINGS = {  # for people, by label
 class ReplayFinding(enum.IntEnum):
     MATCH = 0  # re-execution gives the same update
     MISMATCH = 1  # re-execution gives another update
-    MALFORMED = 2  # its declaration, or a blob that this names, is not valid in this job
+    MALFORMED = 2  # the declaration, or a blob that it names, is not valid in this job
     WITHHELD = 3  # data that the proposal commits to did not arrive: a claim, since others may have received it
     OWN_0 = OBJECTIVE_CODES_FIRST
     OWN_1 = OBJECTIVE_CODES_FIRST + 1

@@ -26,14 +26,14 @@ from rounds.round_terms import RoundTerms, signed_body_digest
 from rounds.vouch_set import VouchSet, VouchState, check_judgements, check_vouch
 
 PROPOSALS_SECONDS_MIN = 2.0  # shortest T1: a machine that swaps, or a starting Python, must not lose a round
-PROPOSALS_FACTOR = 3.0  # times the delay of the majority of the awaited trainers, for stragglers
-MINORITY_FACTOR = 6.0  # if most are missing: twice the factor of stragglers, on the upper quartile of former rounds
-MINORITY_SECONDS_MIN = 10.0  # if most are missing: the network or this machine probably stopped for a moment
+PROPOSALS_FACTOR = 3.0  # T1 as a multiple of the delay of the awaited trainers' majority, for stragglers
+MINORITY_FACTOR = 6.0  # factor if most trainers are missing: twice that of stragglers, on the upper quartile of former rounds
+MINORITY_SECONDS_MIN = 10.0  # T1 if most trainers are missing: the network or this machine probably stopped for a moment
 VOUCH_SECONDS_MIN = 1.0  # lower bound of the expected time of a vouch: a small model needs almost none, a busy machine some
-VOUCH_FACTOR = 2.0  # times the usual time, after which more re-executors are called
-WITHHELD_TIMEOUT_SHARE = 0.25  # of T2 − T1, which patience lengthens: a re-executor's wait for the trainer's buffers
+VOUCH_FACTOR = 2.0  # more re-executors are called after this multiple of the usual time
+WITHHELD_TIMEOUT_SHARE = 0.25  # share of T2 − T1 for which a re-executor waits for the trainer's buffers
 LIGHT_VOTER_SECONDS = 2.0  # T3 − T2: one message delay and a busy machine
-CUT_OFF_SECONDS = 2.0  # T4 − T3: the same
+CUT_OFF_SECONDS = 2.0  # T4 − T3: one message delay and a busy machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class RoundTimeouts:
     proposals_usual_seconds: float | None = None
     usual_trainers: frozenset[bytes] = frozenset()  # trainers that were awaited in those rounds
     returning: frozenset[bytes] = frozenset()  # trainers that the ledger does not await, but that are alive: T1 is for them, too
-    vouch_usual_seconds: float = VOUCH_SECONDS_MIN  # from delivery to vouch in the last rounds
+    vouch_usual_seconds: float = VOUCH_SECONDS_MIN  # usual time from delivery to vouch in the last rounds
 
     def __post_init__(self) -> None:
         assert self.proposals_max_seconds > 0
@@ -192,7 +192,7 @@ class OpenRoundState:
     signed_cut_offs: dict[bytes, Signed] = field(default_factory=dict)
     delivered: dict[bytes, float] = field(default_factory=dict)  # trainer -> time when its payload arrived
     arrivals: list[float] = field(default_factory=list)  # payloads of awaited trainers, in seconds after opening
-    latest_arrival: float | None = None  # last payload of awaited or usual trainers, likewise
+    latest_arrival: float | None = None  # last payload of awaited or usual trainers, in seconds after opening
     # the last result of `certificate`, with the sizes of its inputs
     _closed: tuple[tuple[int, ...], RoundCertificate | None] | None = None
     vouching: VouchState = field(init=False)
@@ -526,7 +526,7 @@ class OpenRoundState:
         own = self.cut_offs.get(self.me) if self.me else None
         if own is None:
             return None
-        # By voter, not by ballot: a liar that sends each of us another ballot must not make us refuse each other's blocks.
+        # Compare voters, not ballots: a liar that sends each of us another ballot must not make us refuse each other's blocks.
         named = {voter for voter, signed in self.signed_ballots.items() if signed_body_digest(signed) in own.ballots}
         missing = named - {signed.signer for signed in closing.ballots}
         return f"its round certificate omits {len(missing)} ballots of our cut-off" if missing else None

@@ -75,7 +75,7 @@ def update_failed_leaders(
 class DecidedHeight:
     """A decided block with its certificate."""
 
-    block: Block  # without its body
+    block: Block  # the block without its body
     digest: bytes
     vote: Commit
     certificate: Certificate  # grows with late commits, so that the next block shows that their voters are alive

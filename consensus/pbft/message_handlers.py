@@ -169,7 +169,7 @@ class ReplicaMessageHandlers(ReplicaState):
     # Votes and timeouts ----------------------------------------------------------------------------------------------
 
     def _remember(self, signed: Signed, statement: Propose | Prepare | Commit | Timeout) -> None:
-        """Take a late statement of a decided height, which may be evidence. The next block carries late commits of its parent."""
+        """Add a late statement of a decided height, which may be evidence. The next block carries late commits of its parent."""
         book = self._closed.get(statement.height)
         if book is None or book.decided_view is None or abs(statement.view - book.decided_view) > VIEWS_AHEAD_MAX:
             return
@@ -274,9 +274,9 @@ class ReplicaMessageHandlers(ReplicaState):
                     books.insert(0, self._book)
                 said = [signed for book in books for signed in book.statements_of(peer)]
                 held = [*self._application.statements_signed_by(peer), *said, *self._chain.commit_votes_of(peer)]
-                # Without duplicates, and cut off at the size of one answer.
+                # The answer has no duplicates, and is cut off at its maximum size.
                 self._send(peer, RememberedStatements(self.height, tuple(dict.fromkeys(held))[:REMEMBERED_STATEMENTS_MAX]))
-            case Status() if self._book is not None:  # of a voter in an earlier view: few bytes request a whole proposal
+            case Status() if self._book is not None:  # the sender is in an earlier view: its few bytes request a proposal
                 self._repeat_to((peer,), self._book)
 
     def _repeat_to(self, peers: tuple[bytes, ...], book: HeightVoteSet) -> None:

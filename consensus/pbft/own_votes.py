@@ -49,9 +49,9 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.identity import Signed, Signer, Verifier, open_signed, short_id, sign_message
 from protocol.messages import Commit, Prepare, RememberedStatements, Timeout
 
-ASK_SECONDS = 0.5  # until voters without a valid answer are asked again: they may have been too far ahead
+ASK_SECONDS = 0.5  # interval of requests to voters without a valid answer, which may have been too far ahead
 EARLIER_HEIGHTS = 1  # an earlier process of this voter may have been one height above the voters that answered
-SILENT_HEIGHTS = 2  # from the height of a lost statement: the voter that returned it may be one height behind
+SILENT_HEIGHTS = 2  # silence from a lost statement's height on: the voter that returned it may be one height behind
 VOTE_SETS_KEPT = 2  # decided heights whose statements are kept for others
 
 
@@ -113,7 +113,7 @@ class RollbackCheck:
     _claims: dict[bytes, int] = field(default_factory=dict)  # voter -> the height that it claims to work on
     _answered: set[bytes] = field(default_factory=set)  # voters whose answer counts when their height is reached
     no_votes_below: int = 0
-    _reached: int | None = None  # H, see above; None: too few voters have answered
+    _reached: int | None = None  # H in the module's docstring; None: too few voters have answered
     duplicate_identity_reason: str | None = None  # the action of another machine with our key, after which nothing is signed
     next_request_at: float = 0.0  # time of the next requests
 

@@ -9,10 +9,10 @@ from consensus.voter_set import VoterSet
 
 VIEW_SECONDS_MIN = 1.0  # voters also train: a busy processor must not look like a failed leader
 VIEW_SECONDS_MAX = 60.0  # a healed network decides again within a minute
-VIEW_GROWTH = 1.5  # per failed view, until all honest voters stay in one view for long enough
+VIEW_GROWTH = 1.5  # growth per failed view, until all honest voters stay in one view for long enough
 LEADER_LOST_SECONDS = 0.25  # wait for a leader whose link broke: a link that restarts is back by then, a dead process is not
-TAIL_FACTOR = 3.0  # times the slowest recent decision of all leaders but the f slowest
-MEASURED_PER_LEADER = 8  # decisions: enough to remember a leader that is slow only at times
+TAIL_FACTOR = 3.0  # timeout as a multiple of the slowest recent decision, without those of the f slowest leaders
+MEASURED_PER_LEADER = 8  # decisions per leader: enough to remember a leader that is slow only at times
 REPEAT_SECONDS_MAX = 5.0  # links deliver in order or break, and a new link starts with all statements: repeats are rarely needed
 
 

@@ -72,15 +72,15 @@ class ReplicaState:
             ResponseRateLimiter(),
         )
         self._links: set[bytes] = set()
-        self._lost: dict[bytes, float] = {}  # voter whose link broke -> when; not voters that never had one
+        self._lost: dict[bytes, float] = {}  # voter whose link broke -> time; voters that never had a link are absent
         self._recovered = restart.prepared  # adopted when its height opens
         self._blocks: OrderedDict[bytes, bytes] = OrderedDict(
             (stored.digest, stored.block) for stored in restart.blocks[-BLOCKS_HELD_MAX:]
         )
         self._stored = {stored.digest for stored in restart.blocks}
         self._now = 0.0
-        self._ask_application = True  # its answers may have changed
-        self._ask_again: float | None = None  # when to ask again: a block's time is ahead of this clock
+        self._ask_application = True  # whether the application's answers may have changed
+        self._ask_again: float | None = None  # time of the next question, if a block's time is ahead of this clock
         self._records: list[JournalRecord] = []
         self._sends: list[SendMessage | SendDecisions | SendBlock] = []
         self._faults: list[PeerFault] = []
@@ -216,7 +216,7 @@ class ReplicaState:
             self._add(book, signed, vote)
 
     def _add_rival(self, book: HeightVoteSet, certificate: Certificate, vote: Commit) -> None:
-        """Take a verified certificate of a block that is not accepted. Its votes are not counted, but may be evidence."""
+        """Add a verified certificate of a block that is not accepted. Its votes are not counted, but may be evidence."""
         if self._is_below_anchor(book):
             return  # only the trusted block shows which of two chains is true
         book.conflicting_commit = book.conflicting_commit or vote
