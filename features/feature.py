@@ -43,7 +43,7 @@ class Role:
     about: str  # for people, in one line
     registered_roles: tuple[str, ...] = ()  # roles in the ledger, which tell other peers what work this peer does
     services: tuple[str, ...] = ()  # names of the services that run at this peer
-    needs_worker: bool = False  # the process that computes
+    needs_worker: bool = False  # whether the role needs the worker, which computes
     needs_package: str = ""  # if it is not installed, the services do nothing, and `full` does not register these roles
 
 

@@ -37,7 +37,7 @@ from rounds.round_terms import RoundTerms
 RUNNING_MAX = 8  # jobs with open rounds at once: each costs every peer a model in memory
 # Finished jobs stay in the state for `jobs` and `sample`. Older ones remain in the blocks.
 TRAINED_KEPT_MAX = 32
-UNTRAINED_KEPT_MAX = 16  # they cost their author nothing, so anybody can start many
+UNTRAINED_KEPT_MAX = 16  # finished jobs that trained nothing; they are free, so anybody can start many
 WINDING_UP_MAX = 16  # finished jobs with open audits; in excess of this, audits end early (`ledger.audits.state_machine`)
 BASES_MAX = 8  # finished jobs that stay because other jobs start from or read their models: each costs every disk a model
 PLANNED_MAX = 12  # finished or paused jobs that stay because modules will start others from them, or resume them
@@ -50,12 +50,12 @@ QUEUE_PER_MEMBER_MAX = 4  # no member can fill the queue alone
 TIMEOUT_DOUBLINGS_MAX = 6  # doublings of the time for re-execution, after rounds that could not be judged in time
 MISSED_VOUCHES_MAX = 3  # consecutive closed rounds in which a re-executor was called and did not vouch; then it is called last
 CALLED_LAST_ROUNDS = 20  # duration of being called last
-WRONG_VOUCHES_MAX = 3  # within WRONG_VOUCH_ROUNDS; then the re-executor is not called for the job's `suspension_rounds`
+WRONG_VOUCHES_MAX = 3  # per WRONG_VOUCH_ROUNDS; after that many, the re-executor is not called for `suspension_rounds`
 WRONG_VOUCH_ROUNDS = 20
-INVALID_UPDATES_MAX = 3  # within INVALID_UPDATE_ROUNDS; then the trainer is suspended, as each costs over f re-executions
+INVALID_UPDATES_MAX = 3  # per INVALID_UPDATE_ROUNDS; after that many, the trainer is suspended: each costs over f re-executions
 INVALID_UPDATE_ROUNDS = 20
 NO_PROGRESS_ROUNDS = 8  # consecutive rounds with only refused updates, which end the job: chance or a warm-up is shorter
-SUSPENSION_DOUBLINGS_MAX = 10  # of a suspension: 1024 times the first one is permanent, and round numbers stay small
+SUSPENSION_DOUBLINGS_MAX = 10  # doublings of a suspension: 1024 times the first one is permanent, and round numbers stay small
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ class AuditTerms:
     rate: float  # `rate` × `auditors` is the average number of re-executors that are drawn for a proposal
     auditors: int
     window: int  # rounds in which a proposal may be reported and judged
-    suspension_rounds: int  # the first time; each further suspension doubles it
+    suspension_rounds: int  # duration of the first suspension; each further one doubles it
     # Times over the slowest link of a trainer. 0: windows are counted in rounds alone.
-    response_ms: int = 0  # until the first bytes come, for any size
-    serving_ms_per_reexecutor: int = 0  # for the data that one re-executor downloads for a proposal
+    response_ms: int = 0  # time to the first byte, for any size
+    serving_ms_per_reexecutor: int = 0  # time to send the data that one re-executor downloads for a proposal
     closing: int = 0  # last rounds of the job, re-executed before the ballot, so that its end need not wait for their audits
 
     def served_ms(self, reexecutors: int) -> int:
@@ -98,14 +98,14 @@ class JobTerms:
     rounds: int
     audited: bool  # all updates are re-executed before the ballot
     needs_worker: bool  # only voters that train can re-execute; otherwise every voter can
-    proposal_seconds: float  # how long a round waits for proposals
-    audits: AuditTerms | None = None  # re-executed after the round, by drawn auditors; then `audited` is False
+    proposal_seconds: float  # maximum wait of a round for proposals
+    audits: AuditTerms | None = None  # terms of sampled audits; with them, `audited` is False
     base: ModelReference | None = None
     start: bytes | None = None  # digest of the initial parameters, if they do not come from a job
     read: ModelReference | None = None  # another finished job, whose model all trainers of this one read
     requires: tuple[ModuleVersion, ...] = ()  # the network must run these modules, in these versions or later ones
-    parameters: int = 0  # of its model
-    suspension_rounds: int = 20  # of re-executors after false vouches, and of trainers after updates found false before votes
+    parameters: int = 0  # number of parameters of its model
+    suspension_rounds: int = 20  # suspension after false vouches, and after updates found false before votes
     anchor_rounds: int = 8  # number of rounds between anchors
     role: str = TRAINER  # if the job needs a worker: members with this role train, and the voters among them re-execute
 
@@ -202,19 +202,19 @@ class Job:
     spec: Annotated[bytes, Length(1, TRANSACTION_BYTES_MAX)]
     name: Name
     author: Key
-    started_height: Count  # height
+    started_height: Count  # height of the block that started it
     rounds: Count
     phase: JobPhase
     round: Count  # the round that starts from the present model: the open one, or else the next one
     opened_height: Count  # height of the block that opened or renewed the round, or paused or ended the job
     model_root: Digest
     fully_audited: bool  # whether all updates of the open round are re-executed before the ballot
-    voters: TrainerKeys  # of the open round, like the next three
+    voters: TrainerKeys  # members of the open round, as in the next three fields
     reexecutors: TrainerKeys  # voters that can re-execute; empty in a job without re-execution
     trainers: TrainerKeys
     awaited: TrainerKeys
     base_job: Digest | None = None  # job whose model it started from; that job stays while this one runs
-    stop_requests: TrainerKeys = ()  # voters that want it to end
+    stop_requests: TrainerKeys = ()  # voters that request its end
     timeout_doublings: Annotated[int, Between(0, TIMEOUT_DOUBLINGS_MAX)] = 0
     # Counts over all rounds, in which more members may train than in one round.
     accepted: Annotated[dict[Key, Count], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
@@ -310,9 +310,9 @@ class QueuedJob:
     spec: Annotated[bytes, Length(1, TRANSACTION_BYTES_MAX)]
     name: Name
     author: Key
-    since: Count  # height
+    since: Count  # height of the decision
     base_job: Digest | None = None
-    stop_requests: TrainerKeys = ()  # voters that want to remove it from the queue
+    stop_requests: TrainerKeys = ()  # voters that request its removal from the queue
     start_model_holders: TrainerKeys = ()  # voters that hold its initial parameters and found no fault with them
 
 
@@ -355,7 +355,7 @@ class RequestRollback:
     """`job/rollback`: return the job to an anchor, by a quorum of voters."""
 
     job: Digest
-    round: Count  # that began with the anchor; the present model's round withdraws this voter's request
+    round: Count  # round that began with the anchor; the current model's round withdraws the voter's request
     last: Count = 0  # height of the job's last rollback that the voter knows, so that its request cannot mean undone rounds
 
 
@@ -381,7 +381,7 @@ class ClosedRound(JobFact):
 
     round: int
     outcome: RoundResult
-    proposals: tuple[Signed, ...]  # the accepted ones
+    proposals: tuple[Signed, ...]  # accepted proposals
     ballots: tuple[bytes, ...]  # voters whose ballots were decided
     reveals: Mapping[bytes, bytes] = field(default_factory=dict)  # by voter: the nonces that those ballots reveal
     commitments: Mapping[bytes, bytes] = field(default_factory=dict)  # by voter: the commitments in those ballots
@@ -649,7 +649,9 @@ class JobsModule(Module[JobsState]):
 
     def _has_place(self, jobs: Mapping[bytes, Job], terms: JobTerms) -> bool:
         """Return whether a job can start. Only one job with workers runs at a time; those without run beside it."""
-        running = [job for job in jobs.values() if job.phase in (JobPhase.RUNNING, JobPhase.SETTLING)]  # the latter may run again
+        running = [
+            job for job in jobs.values() if job.phase in (JobPhase.RUNNING, JobPhase.SETTLING)
+        ]  # a settling job may run again
         trains = terms.needs_worker and any(self.rules.terms_of_spec(job.spec).needs_worker for job in running)
         return len(running) < RUNNING_MAX and not trains
 
@@ -861,7 +863,7 @@ class JobsModule(Module[JobsState]):
         forgotten = set(untrained[: max(0, len(untrained) - UNTRAINED_KEPT_MAX)])
         while len(trained) > TRAINED_KEPT_MAX:
             authors = Counter(members.current_key(jobs[key].author) for key in trained)
-            oldest = max(trained, key=lambda key: authors[members.current_key(jobs[key].author)])  # the first of equals
+            oldest = max(trained, key=lambda key: authors[members.current_key(jobs[key].author)])  # the first among equals
             trained.remove(oldest)
             forgotten.add(oldest)
         return {key: job for key, job in jobs.items() if key not in forgotten}

@@ -60,7 +60,7 @@ OPENED_BYTES_MAX = 24 << 20  # cache of decoded messages: one round of VOTERS_MA
 OPENED_FACTOR = 4  # memory of a message with its body, per byte of the body: ballots take 3.8, transactions 2
 OPENED_OVERHEAD_BYTES = 1_024  # objects of the smallest message
 FAILURES_KEPT = 8
-# a full pool, and a block in each of two views; 3 MB
+# room for a full pool, and for a block in each of two views: 3 MB
 CHECKED_TRANSACTIONS_MAX = TRANSACTIONS_PENDING_MAX + 2 * TRANSACTIONS_PER_BLOCK_MAX
 
 
@@ -189,7 +189,7 @@ class StateTransition:
         return self.state.with_modules(jobs=replace(self.state.jobs, jobs={**jobs, **changed}))
 
 
-# far above the bounds inside the modules: job specifications are the largest, 18 MB
+# A module's bounds are far below this: job specifications are the largest part, with 18 MB.
 STORED_MODULE_BYTES_MAX = 512 << 20
 
 
@@ -269,7 +269,7 @@ class LedgerRules:
         self.verifier = verifier
         self._known = {ModuleVersion(module.name, module.version): module for module in modules}
         assert len(self._known) == len(modules), "each version once"
-        self._by_kind: dict[str, Module[Any]] = {}  # of any version: all of them decode the content alike
+        self._by_kind: dict[str, Module[Any]] = {}  # transaction kind -> module in any version: all decode the content alike
         for module in modules:
             for kind in module.contents:
                 first = self._by_kind.setdefault(kind, module)

@@ -24,9 +24,9 @@ from protocol.limits import MEMBERS_MAX, VOTERS_MAX
 from protocol.messages import Name, Transaction
 from protocol.name_validation import check_name
 
-ROTATIONS_MAX = 16  # of one member's key: old keys stay in the table for ever, and no single member may fill it
+ROTATIONS_MAX = 16  # rotations of one member's key: old keys stay in the table, which no single member may fill
 PRESENT_MEMBERS_MAX = MEMBERS_MAX * 2 // 5  # members, each counted once, under its last key
-# of one voter's invitations at a time; each is dropped when it expires, so no voter fills the table of the others
+# revoked invitations of one voter at a time; each is dropped when it expires, so no voter fills the others' table
 REVOKED_INVITATIONS_MAX = 64
 OLD_KEYS_MAX = MEMBERS_MAX - PRESENT_MEMBERS_MAX - VOTERS_MAX * ROTATIONS_MAX  # old keys; beyond this, only voters can rotate
 
@@ -114,9 +114,9 @@ class Member:
 
     name: Name
     roles: Roles
-    admitted: Count  # height; 0 for founders
+    admitted: Count  # height of its admission; 0 for founders
     invited_by: Key | None
-    nonce: Count  # of its last decided transaction
+    nonce: Count  # nonce of its last decided transaction
     rotations: Annotated[int, Between(0, ROTATIONS_MAX)] = 0  # number of keys that this member had before
     successor: Key | None = None  # the key to which this one was rotated
     expelled: Count | None = None  # height of the block with the evidence

@@ -11,7 +11,7 @@ from protocol.codec import Count, Digest, Key, Length
 from protocol.identity import short_id
 from protocol.units import display_round_number
 
-ANCHORS_MAX = 16  # of one job: each is a model on every disk, and further ones only shorten a rollback
+ANCHORS_MAX = 16  # anchors of one job: each is a model on every disk, and further ones only shorten a rollback
 UNDONE_KEPT = 32  # the last rollbacks of one job, kept for people
 
 
@@ -36,10 +36,10 @@ class UndoneRounds:
     """Rounds whose steps a rollback removed from the model."""
 
     first: Count
-    last: Count  # this round may have been open
+    last: Count  # last undone round, which may have been open
     height: Count
     reason: UndoReason
-    trainer: Key | None = None  # the convicted one
+    trainer: Key | None = None  # the convicted trainer
 
 
 ModelAnchors = Annotated[tuple[ModelAnchor, ...], Length(0, ANCHORS_MAX)]  # ascending

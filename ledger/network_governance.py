@@ -39,7 +39,7 @@ from protocol.limits import (
 from protocol.messages import Name
 from protocol.name_validation import check_name
 
-PARAMETERS_LIMIT = "parameters"  # of the model of a new job: the only limit so far
+PARAMETERS_LIMIT = "parameters"  # limit of the parameters of a new job's model: the only limit so far
 
 
 @dataclass(frozen=True, slots=True)

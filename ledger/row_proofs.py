@@ -42,10 +42,10 @@ PROOF_FILE_BYTES_MAX: Final = 2 * SNAPSHOT_MODULE_BYTES_MAX
 class RowProof:
     genesis: Annotated[bytes, Length(1, MESSAGE_BYTES_MAX)]
     light_blocks: Annotated[tuple[LightBlock, ...], Length(1, PROOF_LINKS_MAX)]  # the last header names the state root
-    digests: Annotated[dict[Name, Digest], Length(1, MODULES_MAX)]  # of all modules
-    network: Annotated[bytes, Length(1, SNAPSHOT_MODULE_BYTES_MAX)]  # the module with the versions of all modules
+    digests: Annotated[dict[Name, Digest], Length(1, MODULES_MAX)]  # digests of all modules
+    network: Annotated[bytes, Length(1, SNAPSHOT_MODULE_BYTES_MAX)]  # encoded `network` module, with the versions of all modules
     module: Name
-    state: Annotated[bytes, Length(1, SNAPSHOT_MODULE_BYTES_MAX)]  # the module with the table
+    state: Annotated[bytes, Length(1, SNAPSHOT_MODULE_BYTES_MAX)]  # encoded module with the table
     field: Count  # the table's place among the fields of `state`
     key: RowKey
     value: RowValue | None  # nil: the key has no row
@@ -70,7 +70,7 @@ class VerifiedRow:
     certified: VerifiedHeader  # the next block, whose header names that state's root
     voters: VoterSet  # the voters that decided it
     voter_set_change_count: int  # changes of the voter set since the genesis
-    version: int  # of the module with the table
+    version: int  # version of the module with the table
     is_known: bool  # whether this program knows the version; if not, only the file claims that the field is a table
     table: str  # module/field; the field is a number from 0 if this program does not know the module
     root: TableRoot

@@ -26,9 +26,9 @@ from storage.durable_files import explain_os_errors, make_directory, sync_direct
 from storage.multipart_objects import LIST_SUFFIX, MultipartStore, PartWriter
 from transport.blobs.blob_store import MissingParts
 
-PIN_SUFFIX = ".lent"  # of a note file, which lists the rounds that a blob is lent to
-UNFINISHED_SUFFIX = ".made"  # of a folder of links that is not complete yet
-JOB_BYTES = 16  # of a job's id in a folder's name: enough to tell jobs apart
+PIN_SUFFIX = ".lent"  # suffix of a note file, which lists the rounds that a blob is lent to
+UNFINISHED_SUFFIX = ".made"  # suffix of a folder of links that is not complete yet
+JOB_BYTES = 16  # part of a job's id in a folder's name, which distinguishes jobs
 
 AddList = Callable[[bytes, bytes], bool]  # (digest, its bytes) -> whether they are a list of parts, which is then stored
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class DiskBlobStore:
     def __init__(self, kept: Path, passing: Path, part_bytes: int = BLOB_PART_BYTES) -> None:
         self._kept, self._passing = kept, passing
         self._parts = MultipartStore(kept / "parts", part_bytes)
-        self._lent: dict[bytes, frozenset[tuple[bytes, int]]] = {}  # digest -> (job, round) that name it
+        self._lent: dict[bytes, frozenset[tuple[bytes, int]]] = {}  # digest -> (job, round) of its references
         self._borrowed: set[bytes] = set()  # lent digests that were not stored before they were lent
         self._loans_lock = threading.RLock()
         self._expected_to_pass: dict[bytes, frozenset[object]] = {}  # digest -> its owners
@@ -251,7 +251,7 @@ class DiskBlobStore:
     # Temporary blobs
 
     def mark_temporary(self, digest: bytes, owner: object) -> None:
-        """Let `delete_unowned` delete a blob once its owners are released, unless it is kept already. It may be stored later."""
+        """Let `delete_unowned` delete a blob once its owners are released, unless it is kept already. The call may precede the blob."""
         if digest in self._borrowed or self.size(digest) is None or (self._passing / digest.hex()).exists():
             self._expected_to_pass[digest] = self._expected_to_pass.get(digest, frozenset()) | {owner}
 
@@ -323,7 +323,7 @@ class DiskBlobStore:
             for left in self._passing.glob(f"*{UNFINISHED_SUFFIX}"):
                 shutil.rmtree(left, ignore_errors=True)
         for folder in sorted(set(self._folders()) - self._whole):
-            with explain_os_errors(folder, "read"), contextlib.suppress(FileNotFoundError):  # deleted since
+            with explain_os_errors(folder, "read"), contextlib.suppress(FileNotFoundError):  # the folder was deleted since
                 for file in list(folder.iterdir()):
                     if not self._is_whole(file):
                         self._delete_damaged(file)

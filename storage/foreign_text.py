@@ -22,9 +22,9 @@ _MARKS: Final = (  # UTF-32 comes first: its little-endian mark begins with that
 # `Ã©`. No western language has any of these.
 _NOT_WESTERN: Final = re.compile(r"[À-ÖØ-öø-ÿŠŒŽšœžŸƒ]{3}|[ÂÃ][^\x00-\x7fÀ-ÿ]|[^\W\d_][¡-ª¬±-¶¸-º¼-¿×÷€‚ƒ„†‡ˆ‰‹›˜][^\W\d_]")
 _WORD: Final = re.compile(r"\S*[^\x00-\x7f]\S*")
-OTHER_SHARE_MAX: Final = 0.4  # of characters outside ASCII in lines that have any; French and German have a tenth
-_ZERO_SHARE_MIN: Final = 0.6  # zeros among every second byte, in UTF-16 text that is mostly Latin
-_WORD_CHARACTERS_MAX: Final = 40  # of the word that shows a person how a file was decoded
+OTHER_SHARE_MAX: Final = 0.4  # share of characters outside ASCII in lines that have any; French and German have a tenth
+_ZERO_SHARE_MIN: Final = 0.6  # share of zeros among every second byte, in UTF-16 text that is mostly Latin
+_WORD_CHARACTERS_MAX: Final = 40  # length of the word that shows a person how a file was decoded
 
 
 def decode_text(name: str, data: bytes) -> tuple[str, str]:

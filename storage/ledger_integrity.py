@@ -21,7 +21,7 @@ from protocol.errors import LostVotesError, StorageError
 from storage.crash_points import crash_points
 from storage.durable_files import atomic_write, explain_os_errors
 
-EXPLANATION_CHARACTERS_MAX = 120  # of SQLite's message, which may quote damaged bytes
+EXPLANATION_CHARACTERS_MAX = 120  # length of SQLite's message, which may quote damaged bytes
 # Words in SQLite's message -> explanation. A message without any of these words means damage.
 _EXPLANATIONS = {
     ("full",): "the disk of {path} is full, and nothing was lost: free some space and start again",

@@ -60,7 +60,7 @@ FIRST_SCHEMA_VERSION = 8  # releases from 0.3.0 on read all versions since this 
 # A migration that changes columns creates the table anew with the SQL text of `_SCHEMA`, and computes each row's digest again.
 MIGRATIONS: Final[dict[int, Callable[[sqlite3.Connection], None]]] = {}
 ACCEPTED = "accepted"  # tag in `round_votes` of other trainers' proposals that an own ballot accepts
-MEASUREMENTS_MAX = 256  # in the queue; the oldest are dropped. A round adds three, and its transactions write the whole queue
+MEASUREMENTS_MAX = 256  # entries of the queue, which drops the oldest. A round adds three, and its transactions write all
 EVIDENCE_MAX = 1_000  # pairs; one proves the fault, and more only fill the disk
 
 _SCHEMA = """

@@ -33,13 +33,13 @@ from protocol.limits import BLOB_BYTES_MAX, BLOB_PART_BYTES
 from storage.crash_points import crash_points
 from storage.durable_files import explain_os_errors, make_directory, sync_directory
 
-LIST_SUFFIX = ".list"  # of a list beside a file for `DiskBlobStore.adopt_file`
+LIST_SUFFIX = ".list"  # suffix of a list beside a file for `DiskBlobStore.adopt_file`
 DATA_SUFFIX, MARKS_SUFFIX, UNFINISHED_SUFFIX = ".data", ".here", ".part"
 # Limits of incomplete objects that nobody waits for, left by a restart or by the end of a round.
 ABANDONED_MAX = 16
 ABANDONED_BYTES_MAX = BLOB_BYTES_MAX  # stored parts of all of them; the largest object fits
-ABANDONED_SECONDS = 24 * 3600.0  # since the last part; the round that needed it is over
-COPY_BYTES = 1 << 20  # per read and write
+ABANDONED_SECONDS = 24 * 3600.0  # age since the last part: the round that needed the object is over
+COPY_BYTES = 1 << 20  # bytes per read and write
 
 FileOf = Callable[[bytes], Path | None]  # digest -> path of its blob, None if it is missing
 log = logging.getLogger(__name__)

@@ -63,7 +63,7 @@ class SqliteBucketStore:
             self._reading.execute("PRAGMA query_only=1")
         self._trees, last = self._load()
         self.version = StoreVersion(self)
-        self._tables: dict[str, Table[Any]] = {}  # as of the last commit
+        self._tables: dict[str, Table[Any]] = {}  # tables as of the last commit
         self._fresh = itertools.count(last + 1)
 
     def close(self) -> None:

@@ -65,8 +65,8 @@ class RoundAudits:
 
     # re-executors with a matching nonce; 0: everybody could foresee the draws
     nonce_count: Annotated[int, Between(0, VOTERS_MAX)]
-    faults: Annotated[int, Between(0, VOTERS_MAX)]  # f of the round's voters
-    reexecutors: VoterKeys  # they may be drawn, may volunteer, and judge
+    faults: Annotated[int, Between(0, VOTERS_MAX)]  # number of faulty voters that the round tolerates
+    reexecutors: VoterKeys  # voters that may be drawn, may volunteer, and judge
     proposals: Annotated[dict[Key, AuditableProposal], Length(0, TRAINERS_MAX)]
     volunteers: VoterKeys = ()  # re-executors that have volunteered for the round
     # Time of a block soon after the round's closing, or after the last dispute that delayed its reports. 0: no such block yet.
@@ -90,8 +90,8 @@ class Dispute:
 
     round: Count
     trainer: Key
-    opened: Count  # the open round at that time
-    # From auditors that were drawn for this proposal. Each challenge is also a verdict.
+    opened: Count  # the open round when the dispute opened
+    # Challenges of auditors that were drawn for this proposal. Each one is also a verdict.
     challenges: Annotated[dict[Key, ReplayFinding], Length(1, VOTERS_MAX)]
     voted_invalid: VoterKeys  # judges whose replay differs, or who received data that cannot be replayed
     voted_valid: VoterKeys
@@ -302,7 +302,7 @@ def auditable_proposals_of_others(me: bytes, state: AppliedState) -> list[AuditD
 
 
 def awaited_auditors(me: bytes, state: AppliedState) -> dict[bytes, set[tuple[bytes, ProposalKey]]]:
-    """Return, by auditor or judge, those of my proposals, with their jobs, that still wait for its report or verdict."""
+    """Return my proposals, with their jobs, that wait for a report or verdict, by its auditor or judge."""
     current, found = state.module_state(MembersState).current_key, dict[bytes, set[tuple[bytes, ProposalKey]]]()
     for job, audits in state.module_state(AuditsState).jobs.items():
         for number, of in audits.rounds.items():

@@ -47,7 +47,7 @@ class AuditTables:
         self.closed = job.round - 1  # the last closed round
         self._before = follow_key_rotations(state, members.current_key)
         self.member_records, self.log = dict(self._before.member_records), list(state.log)
-        self.rollbacks_due: list[RollbackDue] = []  # of updates that are in the model
+        self.rollbacks_due: list[RollbackDue] = []  # rollbacks of updates in the model
         audits = self._before.jobs[key]
         self.rounds, self.commitments = dict(audits.rounds), dict(audits.commitments)
         self.disputes = {dispute.proposal_key: dispute for dispute in audits.disputes}  # in the order of their opening

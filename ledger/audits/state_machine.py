@@ -232,7 +232,7 @@ def end_windows(tables: AuditTables, now_ms: int | None) -> None:
         for dispute in first.values():
             if not dispute.opened_ms and dispute.opened < tables.closed:  # others may have opened in this very block
                 tables.disputes[dispute.proposal_key] = replace(dispute, opened_ms=begun_ms)
-    # Reports on these trainers wait for a dispute. Their time is stopped.
+    # Reports on these trainers wait for a dispute, so their time does not run.
     held_up = frozenset(tables.current_key(dispute.trainer) for dispute in tables.disputes.values())
     for number, audits in list(tables.rounds.items()):
         if not tables.has_rounds(number) and not _has_time(tables, number, audits.closed_ms, now_ms):

@@ -1,8 +1,7 @@
 """The state machine of sampled audits: stages and transitions of drawn proposals, disputes, sealed losses and trainers.
 
-The rules look up or assert the transitions here, except VOID, which `suspend_trainer` does itself. An event that its stage does
-not have is a bug of ours. `docs/protocol/audits.md` has the
-same table, which `python -m tests.test_docs --write` writes.
+The rules look up or assert the transitions here, except VOID, which `suspend_trainer` does itself. An event without a transition
+in its stage is a bug. `docs/protocol/audits.md` has the same table, which `python -m tests.test_docs --write` writes.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ from rounds.round_state import OpenRoundState, RoundCertificate
 ROUND_DEFERRAL_SECONDS = 60.0
 # Audits of a job without open rounds end by block time, so blocks are made at this interval until these audits are over.
 SETTLING_BLOCK_SECONDS = 1.0
-BODY_FIXED_BYTES = 64  # of an encoded body, beside its round certificates, evidence and transactions
+BODY_FIXED_BYTES = 64  # overhead of an encoded body beside its round certificates, evidence and transactions
 # pieces of evidence that wait for a block, at most 30 kB each; further ones are dropped
 PENDING_EVIDENCE_MAX = 16 * EVIDENCE_PER_BLOCK_MAX
 WHOLE_BYTES_MAX = 1_024  # such a body and its header fit into one packet, so that a compact form saves nothing

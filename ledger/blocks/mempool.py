@@ -26,15 +26,15 @@ from protocol.limits import (
 )
 from protocol.messages import InclusionList, Transaction
 
-TRANSACTIONS_BYTES_MAX = BODY_BYTES_MAX // 2  # of one block: it must be quick to apply
+TRANSACTIONS_BYTES_MAX = BODY_BYTES_MAX // 2  # transactions of one block, which must be quick to apply
 SIGNED_BYTES = 128  # overhead of a signed message in a body, beside its own bytes
-SELECTION_PASSES_MAX = 4  # over waiting transactions, sorted by nonce; a second pass finds those that follow another author's
+SELECTION_PASSES_MAX = 4  # passes over transactions by nonce; a second one finds those that follow another author's
 # Refusals of one member's transactions in one block. An honest member has one transaction per nonce: one refusal in a pass.
 REFUSED_PER_MEMBER_MAX = 2 * SELECTION_PASSES_MAX
 PENDING_PER_MEMBER_MAX = 256  # a quarter of a block: a flood from one member must not keep out the others' transactions
 PENDING_BYTES_PER_MEMBER_MAX = 4 << 20  # 16 of the largest transactions, or 256 of 16 kB
-PENDING_BYTES_MAX = 128 << 20  # of all members: thirty members that use their whole quota must not fill a small machine
-PENDING_STRANGERS_MAX = 64  # of all strangers; they displace no transaction, or peers would relay floods without end
+PENDING_BYTES_MAX = 128 << 20  # transactions of all members: thirty whole quotas must not fill a small machine
+PENDING_STRANGERS_MAX = 64  # transactions of all strangers; they displace none, or peers would relay floods without end
 DROPPED_MAX = TRANSACTIONS_PENDING_MAX  # digests of the transactions that were dropped last: the capacity of one pool
 LINGER_SECONDS = 0.4  # delay of a transaction that waits for others; see `ledger.core.module.Module.lingers`
 
@@ -56,7 +56,7 @@ class PendingTransaction:
     digest: bytes
     nonce: int
     expires: int
-    added_height: int  # the last applied height when it came
+    added_height: int  # last applied height at its arrival
     signed: Signed
     number: int  # index of its arrival, counted from 0
     traits: TransactionTraits
@@ -116,7 +116,7 @@ class Mempool:
         self.height = height
         self._traits = traits  # `LedgerRules.transaction_traits`
         self.version = 0  # changes whenever a transaction comes or goes, or has lingered long enough
-        self.count = 0  # of all transactions that were ever added
+        self.count = 0  # number of transactions that were ever added
         self._waiting: dict[bytes, PendingTransaction] = {}
         self._by_signed: dict[bytes, bytes] = {}  # `signed_digest` -> key of `_waiting`
         self._strangers: set[bytes] = set()  # keys of `_waiting`
@@ -157,7 +157,7 @@ class Mempool:
         return None if key is None else self._waiting[key].signed
 
     def was_dropped(self, signed: Signed) -> bool:
-        """Return whether this pool dropped it recently. Peers relay transactions on arrival, even if they are refused later."""
+        """Return whether this pool dropped it recently. Peers relay a transaction on arrival, even if it is refused later."""
         return transaction_digest(signed) in self._dropped
 
     def page_of_transactions(self, start: int, end: int, size_max: int, count_max: int) -> tuple[list[Signed], int]:
@@ -313,7 +313,7 @@ class Mempool:
 
 
 def _nonces_ahead(entry: PendingTransaction, state: LedgerState) -> int:
-    """Return how many transactions of its author must be decided before it. Below 0: its author, nonce or expiry refuses it.
+    """Return the number of its author's transactions that come before it. Below 0: its author, nonce or expiry refuses it.
 
     At 0, its module may still refuse it, after costly work.
     """

@@ -14,7 +14,7 @@ from ledger.tables import Table, table_fields
 from protocol.codec import decode, encode
 from protocol.errors import RemoteProtocolError
 
-SIZE_MAX = 512 << 20  # of one part; a store accepts the same size for a whole module
+SIZE_MAX = 512 << 20  # maximum size of one part; a store accepts the same size for a whole module
 ABSENT: Final = object()  # None is not used, because a faulty step may return it
 
 

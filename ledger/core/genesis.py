@@ -16,7 +16,7 @@ from protocol.name_validation import check_name
 TRAINER = "trainer"  # computes updates; if it also votes, it re-executes those of other trainers
 # A lightweight voter has no role beside its vote. Features define the other roles. The ledger also keeps roles that this program
 # does not know and checks only their spelling, so that old and new programs compute the same state.
-ROLES_MAX = 8  # of one member; a feature has one or two
+ROLES_MAX = 8  # roles of one member; a feature has one or two
 
 Roles = Annotated[tuple[Name, ...], Length(0, ROLES_MAX)]  # ascending, each once
 
@@ -27,7 +27,7 @@ class Founder:
     roles: Roles
 
 
-MODULES_MAX = 32  # of one network; each is a leaf under every state root
+MODULES_MAX = 32  # modules of one network; each is a leaf under every state root
 
 
 @dataclass(frozen=True, slots=True)

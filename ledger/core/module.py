@@ -58,8 +58,8 @@ class BlockContext:
     height: int
     time_ms: int  # the parent block's time: the network's clock, which only blocks advance
     verifier: Verifier
-    certified_roots: Mapping[int, bytes]  # state roots of recent heights, as named by blocks
-    facts: tuple[Any, ...] = ()  # of this block so far, in order
+    certified_roots: Mapping[int, bytes]  # state roots of recent heights, which blocks name
+    facts: tuple[Any, ...] = ()  # facts of this block so far, in order
 
     def facts_of(self, kind: type[F]) -> tuple[F, ...]:
         return tuple(fact for fact in self.facts if isinstance(fact, kind))

@@ -67,7 +67,7 @@ _SIZES_MAX = {
 class RestoredSnapshot:
     """A complete, verified snapshot. Install the models first: they are unused until the ledger is installed."""
 
-    decisions: tuple[DecidedBlock, ...]  # of the height before the state's, of its own, and of the one that certifies it
+    decisions: tuple[DecidedBlock, ...]  # decisions of H − 1, H and H + 1, for a state at height H
     state: LedgerState
     headers: tuple[bytes, ...]  # of earlier heights, descending; peers that restore from this peer need them
     models: tuple[ModelReceiver, ...]

@@ -33,8 +33,8 @@ STALL_SECONDS: Final = 10.0  # timeout of a peer that sends nothing: 4 MiB take 
 BACKOFF_SECONDS_MAX: Final = 120.0  # a peer that stalled or refused is not asked for a time, which doubles up to this
 SLOW_PART_SECONDS: Final = 5.0  # a part whose pieces are incomplete after this time is also requested from an idle peer
 HEDGE_SECONDS: Final = 1.0  # a part without data for this time is also requested from an idle peer
-SNAPSHOT_TIMEOUT_SECONDS: Final = 15.0  # without any part for this time, all its holders rest and another snapshot is chosen
-OFFERLESS_SECONDS: Final = 10.0  # without a proven snapshot
+SNAPSHOT_TIMEOUT_SECONDS: Final = 15.0  # after this time without a part, all holders rest and another snapshot is chosen
+OFFERLESS_SECONDS: Final = 10.0  # wait for a proven snapshot, before single blocks are downloaded
 
 SnapshotRequest = GetSnapshot | GetSnapshotPart
 SnapshotAnswer = SnapshotOffer | NoSnapshot | SnapshotPart
@@ -100,7 +100,7 @@ class _PendingPart:
 @dataclass(slots=True)
 class _SnapshotSource:
     path: LightClient
-    waits: bool = False  # for the answer to GetSnapshot
+    waits: bool = False  # whether the answer to GetSnapshot is awaited
     since: float | None = None  # time of the first request for an offer that is not proven yet
     again: float = 0.0  # time from which it may be asked for an offer
     rested: float = 0.0  # time from which it may be asked for anything
@@ -123,7 +123,7 @@ class SnapshotDownload:
     def __init__(self, rules: LedgerRules, models: ModelStore, basis: TrustBasis, wanted: int = 0, now: float = 0.0) -> None:
         self.restored: RestoredSnapshot | None = None
         self.conflict: str | None = None  # two certified blocks of one height: more than f voters' keys are compromised
-        self.asked_last = b""  # for an offer
+        self.asked_last = b""  # peer that was last asked for an offer
         self.trusted_height = basis.height  # everything is proven from this height on
         self.light_blocks: tuple[LightBlock, ...] = ()  # changes of the voter set from there to the chosen snapshot
         self._rules, self._models, self._basis = rules, models, basis
@@ -139,11 +139,11 @@ class SnapshotDownload:
         self._chosen = self._last_part = self._held = 0.0
         self._tips: dict[int, bytes] = {}  # height -> digest of the certified block after it
         self._step = DownloadStep()
-        self._now = self._sought = now  # `_sought`: when it last began to look for a snapshot
+        self._now = self._sought = now  # `_sought`: start of the last search for a snapshot
 
     @property
     def progress(self) -> tuple[int, int]:
-        """(height of the chosen snapshot or 0, number of missing parts)."""
+        """The height of the chosen snapshot or 0, and the number of missing parts."""
         return (self._assembly.height, len(self._assembly.missing)) if self._assembly else (0, 0)
 
     def has_no_source(self, now: float) -> bool:

@@ -28,13 +28,13 @@ SNAPSHOT_HEIGHTS: Final = 8  # a snapshot at every multiple, so that all peers h
 SNAPSHOT_LAG_HEIGHTS: Final = 16
 RECENT_STATES: Final = 3  # certified states to offer if none at a multiple is suitable; each keeps a model longer
 SNAPSHOTS_KEPT: Final = 2  # a transfer that began with one can end while the next is made
-EXTRA_SNAPSHOTS_KEPT: Final = 2  # at other heights, while they are downloaded: the current one and the one before
-SNAPSHOTS_MAX: Final = 6  # in total; one at a multiple stays for 32 heights while it is downloaded, whatever else is
+EXTRA_SNAPSHOTS_KEPT: Final = 2  # snapshots at other heights, while they are downloaded: the current one and the one before
+SNAPSHOTS_MAX: Final = 6  # snapshots in total; one at a multiple stays for 32 heights while it is downloaded
 LEASE_SECONDS: Final = 30.0  # a snapshot counts as being downloaded for this long after a request
 SNAPSHOT_HEIGHT_MIN: Final = 2  # the blocks H − 1 to H + 1 belong to it
 
 REQUESTS_MAX: Final = 16  # waiting requests of one peer: twice those of an honest one
-RESPONSE_BYTES_PER_SECOND: Final = 32 << 20  # to one peer: a download must not slow down training
+RESPONSE_BYTES_PER_SECOND: Final = 32 << 20  # rate to one peer: a download must not slow down training
 RESPONSE_BURST_BYTES: Final = 8 << 20
 OFFER_COST_BYTES: Final = 256 << 10  # an offer is small, but hashes the whole state
 OFFER_LIGHT_BLOCKS_BYTES_MAX: Final = SNAPSHOT_PART_BYTES_MAX
@@ -348,7 +348,7 @@ class SnapshotRequestQueue:
             if asker.waiting and asker.budget >= _cost(asker.waiting[0]):
                 message = asker.waiting.popleft()
                 asker.budget -= _cost(message)
-                self._askers[peer] = self._askers.pop(peer)  # to the end of the line
+                self._askers[peer] = self._askers.pop(peer)  # the peer goes to the end of the queue
                 return peer, message
         return None
 

@@ -35,7 +35,7 @@ Branch: TypeAlias = tuple[bytes, int, int, "Node", "Node"]  # hash, rows, size, 
 Node: TypeAlias = "Branch | Bucket | None"  # None: no rows
 
 Row: TypeAlias = tuple[bytes, bytes, bytes]  # path, key, encoded value
-RowChange: TypeAlias = tuple[bytes, bytes, "bytes | None"]  # the same; None: the row is removed
+RowChange: TypeAlias = tuple[bytes, bytes, "bytes | None"]  # path, key, encoded value; None: the row is removed
 BucketReader: TypeAlias = Callable[[int, bytes], bytes]  # reads the bucket with this hash from this slot
 
 BucketHashes: TypeAlias = tuple[Sequence[bytes], Sequence[bytes]]  # of the rows in a bucket: their paths, and their hashes

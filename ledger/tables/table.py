@@ -65,7 +65,7 @@ class StoreVersion:
         if data is None:
             data = self._store.read_bucket(slot, hash)
         if data is None:
-            data = self._kept(slot, hash)  # a commit may have reused the slot since the first look
+            data = self._kept(slot, hash)  # a commit may have reused the slot since the first read
         if data is None:
             raise self._store.missing_bucket_error()
         return data

@@ -39,7 +39,7 @@ RowValue = Annotated[bytes, Length(1, ROW_BYTES_MAX)]  # the encoding of a recor
 Siblings = Annotated[tuple[Digest | None, ...], Length(0, DEPTH_MAX)]  # from the root down; nil: that side has no row
 PathPrefix: TypeAlias = str
 
-RANGE_BYTES: Final = SNAPSHOT_PART_BYTES_MAX // 2  # of an average range, so that nearly every range fits into one part
+RANGE_BYTES: Final = SNAPSHOT_PART_BYTES_MAX // 2  # bytes of an average range, so that nearly every range fits into one part
 RANGE_ROWS_MAX: Final = 1 << 24  # chosen keys can make a range as large as the whole table
 
 
