@@ -35,7 +35,7 @@ class BlockEnvelope:
     voters: Digest  # hash of the voter set that decides this height
     next_voters: Digest  # hash of the voter set that decides the next height
     state_root: Digest  # state root after the parent
-    parent_certificate: Certificate | None  # all commits of the parent that the proposer had; None in the first block
+    parent_certificate: Certificate | None  # the parent's commits that the proposer had; None in the first block
     failed: Annotated[dict[Key, Count], Length(0, VOTERS_MAX)]  # leader that failed -> first height whose block may drop it
 
 

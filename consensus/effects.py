@@ -145,8 +145,8 @@ class RestartState:
     """The part of the journal that a replica needs to continue after a restart."""
 
     decided: tuple[DecidedBlock, ...] = ()  # the last two decided heights and all that are not applied, ascending
-    votes: tuple[OwnStatement, ...] = ()  # all above the last decided height
-    blocks: tuple[StoredBlock, ...] = ()  # all above the last decided height
+    votes: tuple[OwnStatement, ...] = ()  # own statements above the last decided height
+    blocks: tuple[StoredBlock, ...] = ()  # undecided blocks above the last decided height
     prepared: Certificate | None = None  # the highest certificate above the last decided height
     evidence: tuple[Evidence, ...] = ()
     no_votes_below: int = 0  # the highest `VotePause`

@@ -41,7 +41,7 @@ class CommandContext(Generic[A]):
     load_names: Callable[[], Awaitable[PeerNames]]  # names that people see instead of peer ids
     # Awaits a call on which voters decide. If that takes long, it shows the reason.
     wait_for_decision: Callable[[Awaitable[str]], Awaitable[str]]
-    commands: Mapping[str, Command]  # all commands, by name
+    commands: Mapping[str, Command]  # name -> command
     user: UserInput
     is_at_prompt: bool = False
 

@@ -40,7 +40,7 @@ class Role:
     """The role of a peer that runs with `--role NAME`."""
 
     name: str
-    about: str  # for people, in one line
+    about: str  # one line for people
     registered_roles: tuple[str, ...] = ()  # roles in the ledger, which tell other peers what work this peer does
     services: tuple[str, ...] = ()  # names of the services that run at this peer
     needs_worker: bool = False  # whether the role needs the worker, which computes
@@ -59,7 +59,7 @@ class EventLine:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
     name: str
-    about: str  # for people, in one line
+    about: str  # one line for people
     modules: ModuleFactory = no_modules  # modules of the ledger, in the order in which a block applies them
     objectives: str = ""  # `module:name` of a tuple of objectives (`training.objectives.objective`)
     layers: str = ""  # `module:name` of a tuple of layers (`training.transformer`)

@@ -23,8 +23,8 @@ from protocol.errors import RemoteProtocolError
 class RpcMethod:
     name: str
     about: str
-    signature: inspect.Signature  # without `self`
-    argument_types: Mapping[str, Any]  # by name of the argument
+    signature: inspect.Signature  # signature without `self`
+    argument_types: Mapping[str, Any]  # name of the argument -> type
     result_type: Any  # type of the result, or of each part of a stream
     is_streamed: bool = False  # the result arrives in parts, as they are produced
 

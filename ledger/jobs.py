@@ -96,7 +96,7 @@ class JobTerms:
     name: str
     objective: str
     rounds: int
-    audited: bool  # all updates are re-executed before the ballot
+    audited: bool  # whether all updates are re-executed before the ballot
     needs_worker: bool  # only voters that train can re-execute; otherwise every voter can
     proposal_seconds: float  # maximum wait of a round for proposals
     audits: AuditTerms | None = None  # terms of sampled audits; with them, `audited` is False
@@ -107,7 +107,7 @@ class JobTerms:
     parameters: int = 0  # number of parameters of its model
     suspension_rounds: int = 20  # suspension after false vouches, and after updates found false before votes
     anchor_rounds: int = 8  # number of rounds between anchors
-    role: str = TRAINER  # if the job needs a worker: members with this role train, and the voters among them re-execute
+    role: str = TRAINER  # members with this role train if the job needs a worker, and the voters among them re-execute
 
     @property
     def is_reexecuted(self) -> bool:
@@ -118,7 +118,7 @@ class JobTerms:
         return self.audited or (self.audits is not None and self.rounds - taken <= self.audits.closing)
 
 
-Record = TypeVar("Record")  # of one member in one job
+Record = TypeVar("Record")  # record of one member in one job
 
 
 class JobSpecRules(Protocol):
@@ -145,10 +145,10 @@ class VouchRecord:
 
     # consecutive closed rounds in which it was called and did not vouch
     missed_vouches: Annotated[int, Between(0, MISSED_VOUCHES_MAX)] = 0
-    assigned_last_until: Count = 0  # it is called last in rounds before this one
+    assigned_last_until: Count = 0  # first round in which it is no longer called last
     # the last rounds in which it vouched falsely
     wrong_vouch_rounds: Annotated[tuple[Count, ...], Length(0, WRONG_VOUCHES_MAX)] = ()
-    suspended_until: Count = 0  # it is not called in rounds before this one
+    suspended_until: Count = 0  # first round in which it is called again
 
     def after_round(self, round: int, is_false: bool, is_silent: bool, suspension_rounds: int) -> VouchRecord:
         """Return the record after a closed round in which the voter was asked to re-execute an accepted proposal, or vouched."""
@@ -173,7 +173,7 @@ class TrainerRecord:
 
     # the last rounds with a false update
     invalid_update_rounds: Annotated[tuple[Count, ...], Length(0, INVALID_UPDATES_MAX)] = ()
-    suspended_until: Count = 0  # it does not train in rounds before this one
+    suspended_until: Count = 0  # first round in which it trains again
     suspensions: Annotated[int, Between(0, SUSPENSION_DOUBLINGS_MAX)] = 0
 
     def after_invalid_update(self, round: int, suspension_rounds: int) -> TrainerRecord:
@@ -230,10 +230,11 @@ class Job:
     undone_rounds: Annotated[tuple[UndoneRounds, ...], Length(0, UNDONE_KEPT)] = ()
     # members whose updates are re-executed before the ballot
     distrusted_members: Annotated[tuple[Key, ...], Length(0, MEMBERS_MAX)] = ()
-    trainers_to_vouch_for: TrainerKeys = ()  # those of the open round, if it is not `fully_audited`
+    trainers_to_vouch_for: TrainerKeys = ()  # trainers of the open round to vouch for, if it is not `fully_audited`
     # Voter -> the anchor to which it wants the job to return, as the round that began with it.
     rollback_requests: Annotated[dict[Key, Count], Length(0, VOTERS_MAX)] = field(default_factory=dict)
-    refused_rounds: Annotated[int, Between(0, NO_PROGRESS_ROUNDS)] = 0  # since the last accepted update or rollback
+    # refused rounds since the last accepted update or rollback
+    refused_rounds: Annotated[int, Between(0, NO_PROGRESS_ROUNDS)] = 0
 
     def with_model(self, root: bytes, is_anchor: bool) -> Job:
         """Return the job with this model for its open round."""
@@ -319,7 +320,7 @@ class QueuedJob:
 @dataclass(frozen=True, slots=True)
 class JobsState:
     jobs: Annotated[dict[Digest, Job], Length(0, RUNNING_MAX + FINISHED_KEPT_MAX)] = field(default_factory=dict)
-    queue: Annotated[tuple[QueuedJob, ...], Length(0, QUEUE_MAX)] = ()  # in the order in which they were decided
+    queue: Annotated[tuple[QueuedJob, ...], Length(0, QUEUE_MAX)] = ()  # jobs in the order of their decisions
 
     def unfinished(self) -> dict[bytes, Job]:
         """Return the running, paused and settling jobs."""
@@ -383,8 +384,8 @@ class ClosedRound(JobFact):
     outcome: RoundResult
     proposals: tuple[Signed, ...]  # accepted proposals
     ballots: tuple[bytes, ...]  # voters whose ballots were decided
-    reveals: Mapping[bytes, bytes] = field(default_factory=dict)  # by voter: the nonces that those ballots reveal
-    commitments: Mapping[bytes, bytes] = field(default_factory=dict)  # by voter: the commitments in those ballots
+    reveals: Mapping[bytes, bytes] = field(default_factory=dict)  # voter -> nonce that its ballot reveals
+    commitments: Mapping[bytes, bytes] = field(default_factory=dict)  # voter -> commitment in its ballot
 
 
 @dataclass(frozen=True, slots=True)
@@ -726,7 +727,7 @@ class JobsModule(Module[JobsState]):
         trainer_records = _by_present_key(job.trainer_records, members, _trainer_severity)
         able = {key for key in may_train if suspended.get(key, 0) <= job.round}
         unsuspended = {key for key in able if key not in trainer_records or trainer_records[key].suspended_until <= job.round}
-        if accepted & unsuspended:  # without an accepted one, all may be absent and the round would never close
+        if accepted & unsuspended:  # without an accepted trainer, all may be absent and the round would never close
             able = unsuspended
         trainers = tuple(sorted(_by_seniority(able, members)[:TRAINERS_MAX]))
         auditors: tuple[bytes, ...] = ()

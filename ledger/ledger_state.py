@@ -172,7 +172,7 @@ class StateTransition:
     started_jobs: tuple[bytes, ...]  # jobs whose first model has to be made
     closed_rounds: tuple[ClosedRound, ...]
     ended_jobs: tuple[bytes, ...]  # jobs that this block finished
-    rolled_back: Mapping[bytes, JobRolledBack]  # by job
+    rolled_back: Mapping[bytes, JobRolledBack]  # job -> its rollback
     anchored: frozenset[bytes]  # jobs whose model after the block is an anchor
     failures: tuple[ModuleFailure, ...] = ()  # steps of modules that raised an exception and therefore had no effect
 
@@ -221,7 +221,7 @@ class TransactionTraits(NamedTuple):
 
     awaited_job: bytes | None = None  # see `Module.awaited_job`
     lingers: bool = False  # see `Module.lingers`
-    cost: int = 1  # in signature checks: its own signature, its statements' signatures, and `Module.apply_transaction`
+    cost: int = 1  # signature checks: its own signature, its statements' signatures, and `Module.apply_transaction`
 
 
 class OpenedTransaction(NamedTuple):

@@ -105,7 +105,7 @@ class RotateKey:
     """`member/rotate`, signed by the old key: the author's key becomes `new_key`."""
 
     new_key: Key
-    signature: SignatureBytes  # by the new key, over `rotation_preimage`
+    signature: SignatureBytes  # the new key's signature over `rotation_preimage`
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class MembersState:
     revoked_tokens: Annotated[
         dict[Key, Annotated[dict[Key, Count], Length(1, REVOKED_INVITATIONS_MAX)]], Length(0, PRESENT_MEMBERS_MAX)
     ] = field(default_factory=dict)  # voter -> token of an invitation that it signed and revoked -> expiry
-    retirement_votes: Annotated[dict[Key, RetireMember], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # by voter
+    retirement_votes: Annotated[dict[Key, RetireMember], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # voter -> its vote
 
     def is_current_key(self, key: bytes) -> bool:
         """Return whether this is the present key of a member."""
@@ -299,7 +299,7 @@ def use_nonce(state: MembersState, transaction: Transaction, author: bytes) -> M
     """
     member = state.members.get(author)
     if member is not None and not state.is_current_key(author):
-        # This is permanent, and therefore not `Refused`: peers neither keep nor relay such a transaction.
+        # The refusal is permanent, and therefore not `Refused`: peers neither keep nor relay the transaction.
         gone = "is expelled" if member.expelled else "was replaced by a new key"
         raise RemoteProtocolError("not-a-member", f"{short_id(author)} {gone}")
     expected = member.nonce + 1 if member else 1

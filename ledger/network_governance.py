@@ -66,11 +66,11 @@ class NetworkLimit:
 @dataclass(frozen=True, slots=True)
 class NetworkState:
     modules: ModuleVersions  # in their order inside a block
-    upgrade_votes: Annotated[dict[Key, ModuleUpgrade], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # by voter
+    upgrade_votes: Annotated[dict[Key, ModuleUpgrade], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # voter -> its vote
     # ascending by height and name, at most one of a module
     due_upgrades: Annotated[tuple[ModuleUpgrade, ...], Length(0, MODULES_MAX)] = ()
     parameters_max: Annotated[int, Between(1, PARAMETERS_ALLOWED_MAX)] = PARAMETERS_ALLOWED
-    limit_votes: Annotated[dict[Key, NetworkLimit], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # by voter
+    limit_votes: Annotated[dict[Key, NetworkLimit], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # voter -> its vote
 
     def module_version(self, module: str) -> int:
         """Return the version that runs, or 0 if the network has no such module."""
@@ -85,7 +85,7 @@ class NetworkState:
 
 class NetworkModule(Module[NetworkState]):
     name = "network"
-    costs: ClassVar[Mapping[str, int]] = {"network/upgrade": 4, "network/limit": 4}  # all votes are counted
+    costs: ClassVar[Mapping[str, int]] = {"network/upgrade": 4, "network/limit": 4}  # each transaction counts all votes
     contents: ClassVar[Mapping[str, type]] = {"network/upgrade": ModuleUpgrade, "network/limit": NetworkLimit}
     state_type = NetworkState
 

@@ -138,7 +138,7 @@ def verify_row_proof_file(data: bytes, modules: Iterable[Module[Any]], verifier:
     path = LightClient(genesis.chain_id, verifier, 0, genesis.voters, None)
     for link in content.light_blocks[:-1]:
         path.verify_light_block(link)
-    voters = path.voters  # of the last link's block
+    voters = path.voters  # voters of the last link's block
     certified = path.verify_light_block(content.light_blocks[-1])
     if state_root_over(content.digests) != certified.header.state_root:
         raise _bad(f"the modules do not match the state root in block {certified.header.height}")

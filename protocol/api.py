@@ -65,7 +65,7 @@ class PeerView:
     link: LinkView | None
     approvals: tuple[str, ...]  # voters that approve this member as a voter
     membership: str  # the last decision about its membership, for people
-    departed: str = ""  # why this key no longer takes part: it was expelled, or replaced by another key of its owner
+    departed: str = ""  # reason why this key no longer takes part: expulsion, or another key of its owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +84,10 @@ class PeerState(enum.StrEnum):
     """States of a peer, the gravest last. A peer reports the gravest one that is true."""
 
     WORKING = "working"
-    SUSPENDED = "suspended"  # it votes, but does not train for some time
+    SUSPENDED = "suspended"  # the peer votes, but does not train for some time
     BEHIND = "behind"
-    WAITING = "waiting"  # it can decide nothing before another peer connects
-    SILENT = "silent"  # it signs nothing until the network has passed the heights for which it may have signed before
+    WAITING = "waiting"  # the peer can decide nothing before another peer connects
+    SILENT = "silent"  # the peer signs nothing until the network has passed heights that it may have signed before
     JOINING = "joining"
     HALTED = "halted"
     EXPELLED = "expelled"
@@ -134,7 +134,7 @@ class StatusView:
     decided_seconds_ago: float | None = None  # seconds since the last decision here; None: there was none
     unreached_addresses: tuple[DialView, ...] = ()  # addresses that this peer cannot reach
     heights_behind: int | None = 0  # heights that others have decided and this peer has not applied; None: no peer is connected
-    straggling: str = ""  # why this trainer's updates come too late, and the remedy; empty: they are in time
+    straggling: str = ""  # reason why this trainer's updates are late, and the remedy; empty: they are in time
     reexecution_limits: str = ""  # running jobs in which this peer re-executes last or never, with end and reason
     disk_shortage: str = ""  # jobs that do not fit on this peer's disk, and the consequence; empty: all fit
     parameters_max: int = 0  # limit of this network for a job's model
@@ -151,7 +151,7 @@ class StatsView:
     decision_ms_p50: float | None
     decision_ms_p99: float | None
     seconds_to_first_decision: float | None
-    bytes_sent: dict[str, int]  # by kind: vote, control, bulk, and `BULK_TRAFFIC_KINDS`
+    bytes_sent: dict[str, int]  # kind of traffic -> bytes: vote, control, bulk, and `BULK_TRAFFIC_KINDS`
     bytes_received: dict[str, int]
     refused: dict[str, int]  # reason -> number of refused messages and connections
     evidence: tuple[str, ...]
@@ -194,7 +194,7 @@ class AlertView:
     about: str  # peer id; empty: this peer, or the network
     severity: str  # a value of `AlertSeverity`
     text: str
-    since_ms: int = 0  # when this peer first noticed it
+    since_ms: int = 0  # time when this peer first noticed the problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ class JobView:
     started_height: int
     suspended_until: dict[str, int] = field(default_factory=dict)  # trainer -> the first round in which it may train again
     audits_open: int = 0  # audits without a report, and open disputes
-    queue_position: int = 0  # in the queue, from 1; 0: it is not queued
+    queue_position: int = 0  # place in the queue, from 1; 0: it is not queued
     data_origin: str = ""  # origin of data that people have labeled, or may have labeled
     precision: str = "fp32"  # number format of matrix products; a job in bf16 cannot be audited
     parameters: int = 0  # number of parameters of its model
@@ -229,7 +229,7 @@ class JobView:
     initial_model_holders: str = ""
     notes: tuple[str, ...] = ()  # statistics of the file from which its data set was made, for people
     reexecution_limits: dict[str, str] = field(default_factory=dict)  # voter that re-executes last or never -> end and reason
-    machine_time: str = ""  # of one machine, for local steps and re-execution, for people
+    machine_time: str = ""  # time of one machine for local steps and re-execution, for people
     rounds_in_model: int = 0  # rounds in its model
     final_round: int = 0  # number of rounds before its newest final model
     anchors: tuple[int, ...] = ()  # the models to which a rollback may return, each by the first round on it
@@ -384,8 +384,8 @@ class TrainRequest:
     vocabulary: int  # above 256, a byte-level BPE of this size is trained on the text
     overrides: dict[str, str]  # other fields of the specification, as a person typed them
     initial_model: str = ""  # finished job whose model it starts from: a name or the start of an id; empty: none
-    examples: str = ""  # a path on the peer's machine: JSONL with prompts and responses to learn; empty: none
-    # A path on the peer's machine, if `initial_model` may also be a folder with a model; empty: it is a job.
+    examples: str = ""  # path on the peer's machine of JSONL with prompts and responses to learn; empty: none
+    # Path on the peer's machine, if `initial_model` may also be a folder with a model. Empty: it is a job.
     model_folder: str = ""
     accept_risk: bool = False  # start it even if no measurement shows that sampled audits find liars in time
     skip_bad: bool = False  # leave out lines of `examples` that cannot be learned
@@ -435,7 +435,7 @@ class RowProofView:
 class InvitationView:
     """An invitation that this peer made."""
 
-    token: str  # its name, whose first characters suffice to revoke it. It does not admit anybody
+    token: str  # name of the invitation, whose start suffices to revoke it. It admits nobody
     state: str  # open, used, revoked, expired, or the reason why it has no effect
     made_ms: int
     expires_ms: int  # by the network's clock, which is the time of its last block
@@ -474,7 +474,7 @@ class LimitView:
 class DeviceView:
     """A device of the worker. MB are 10^6 bytes."""
 
-    device: str  # as the setting `device` names it
+    device: str  # a value of the setting `device`
     about: str
     memory_mb: int
     free_mb: int | None  # None: not known, since the worker does not use this GPU
@@ -486,7 +486,7 @@ class DeviceView:
 class EngineView:
     """An engine that this program knows."""
 
-    engine: str  # as the setting `engine` names it
+    engine: str  # a value of the setting `engine`
     in_use: bool
     state: str  # state of the worker with this engine; empty: there is none
     threads: int = 0

@@ -15,7 +15,7 @@ BLOCK_BYTES_MAX: Final = 7 << 20  # holds a round certificate of VOTERS_MAX vote
 HEADER_BYTES_MAX: Final = 32 << 10  # a block without its body: the parent's certificate and VOTERS_MAX failed leaders
 TRANSACTION_BYTES_MAX: Final = 256 << 10  # many times the size of a job with the hash of its data manifest
 TRANSACTIONS_PER_BLOCK_MAX: Final = 1_000  # keeps the check of a block well under a second
-COST_PER_BLOCK_MAX: Final = 2_560  # in signature checks of 0.12 ms, the unit in which modules count work: 0.3 s of a core
+COST_PER_BLOCK_MAX: Final = 2_560  # signature checks of 0.12 ms, the unit in which modules count work: 0.3 s of a core
 TRANSACTIONS_PENDING_MAX: Final = 10_000  # bounds the mempool
 TRANSACTION_LIFETIME_HEIGHTS: Final = 1_000  # a later expiry is refused, so that nonces need not be kept for ever
 
@@ -36,7 +36,7 @@ DATA_SHARD_BYTES: Final = 1 << 20  # unit of training text: transfers can resume
 DATA_BYTES_MAX: Final = 64 << 30  # all shards of a job; so the manifest fits MESSAGE_BYTES_MAX
 
 RELAY_RESERVATIONS_MAX: Final = 64  # peers that one relay serves: each may cost it two circuits to every other one
-CIRCUIT_RECORD_BYTES_MAX: Final = 16 << 10  # with its tag; a vote waits for one record, 65 ms at 2 Mbit/s
+CIRCUIT_RECORD_BYTES_MAX: Final = 16 << 10  # a record with its tag; a vote waits for one record, 65 ms at 2 Mbit/s
 CIRCUIT_WINDOW_BYTES_MAX: Final = 128 << 10  # bulk bytes that the next hop has not read: 1.3 MB/s at a round trip of 100 ms
 
 FRAME_BYTES_MAX: Final = 64 << 10  # a Noise message has at most 65535 bytes
@@ -50,7 +50,7 @@ ADDRESS_CHARACTERS_MAX: Final = 256  # HOST:PORT; a DNS name has at most 253 cha
 CLOSE_REASON_CHARACTERS_MAX: Final = 32  # a word or two, which a table explains
 PARAMETERS_ALLOWED: Final = 1 << 27  # parameters of a model, unless voters set another limit: half a gibibyte per disk
 PARAMETERS_ALLOWED_MAX: Final = 1 << 33  # highest limit that voters can set: 32 GB on each disk
-UPGRADE_NOTICE_HEIGHTS: Final = 10  # from an upgrade's decision to its first block: enough for every peer to apply the decision
+UPGRADE_NOTICE_HEIGHTS: Final = 10  # heights between an upgrade's decision and its first block: every peer can apply the decision
 UPGRADE_AHEAD_HEIGHTS_MAX: Final = 1_000_000  # weeks of a busy network; the voters of later heights cannot be foreseen
 ADVERTISED_MAX: Final = 8  # addresses of one peer or in one invitation: several networks, both IP versions, a name
 RELAYS_MAX: Final = 4  # relays of one peer: two, and two more while these are replaced

@@ -244,7 +244,7 @@ class Proposal(_RoundMessage):
     inner: Digest | None = None  # the inner optimizer's state after the last step, if the job keeps it
     inner_from: Digest | None = None  # `inner` of its last accepted proposal, from which the first step goes on; None: fresh
     declaration: Annotated[bytes, Length(0, DECLARATION_BYTES_MAX)] = b""  # encoded record of the objective, if any
-    loss: LossCommitment | None = None  # if audits are sampled and the job needs a worker
+    loss: LossCommitment | None = None  # present if audits are sampled and the job needs a worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,7 +455,7 @@ class PeerRecord:
     TAG: ClassVar[str] = "peer-record"
     sequence: Count
     scope: AddressScope
-    addresses: Annotated[tuple[Address, ...], Length(0, ADVERTISED_MAX)]  # all in this scope
+    addresses: Annotated[tuple[Address, ...], Length(0, ADVERTISED_MAX)]  # addresses in this scope only
     relays: Annotated[tuple[Key, ...], Length(0, RELAYS_MAX)]  # members that forward to the signer; only in the public record
 
 

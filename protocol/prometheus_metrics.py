@@ -13,9 +13,9 @@ PREFIX = "folkmoot_"
 
 @dataclass(frozen=True, slots=True)
 class PrometheusMetric:
-    name: str  # without the prefix; counters end with `_total`
+    name: str  # name without the prefix; counters end with `_total`
     help_text: str
-    values: Mapping[str, float]  # by labels from `format_labels`, such as `status="200"`; "": no labels
+    values: Mapping[str, float]  # labels from `format_labels`, such as `status="200"`, -> value; "": no labels
 
 
 def why_unhealthy(status: StatusView) -> str:

@@ -36,10 +36,10 @@ class Verdict(enum.IntEnum):
         return self.name.lower()
 
 
-INVALID_UPDATES_REASON = "re-execution found three of its updates false"  # why a trainer is suspended before votes
+INVALID_UPDATES_REASON = "re-execution found three of its updates false"  # reason of a suspension before votes
 ABSENT = "absent"  # not a verdict: no ballot named a proposal of that trainer
 DIVERGING = "diverging"  # NORM of more trainers in a round than f: honest updates are too large
-VERDICT_MEANINGS = {  # for people, by label
+VERDICT_MEANINGS = {  # label -> meaning, for people
     "unjudged": "too few voters could judge it in time",
     "malformed": "its payload is not a valid update",
     "stale": "computed on a different model or for a different round",

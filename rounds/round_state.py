@@ -62,7 +62,8 @@ class RoundCertificate:
     ballots: Annotated[tuple[Signed, ...], Length(1, VOTERS_MAX)]
     cut_offs: Annotated[tuple[Signed, ...], Length(0, VOTERS_MAX)]
     proposals: Annotated[tuple[Signed, ...], Length(0, TRAINERS_MAX)]
-    vouches: Annotated[tuple[Signed, ...], Length(0, CLOSING_VOUCHES_MAX)]  # by signer and body: a signer may have several
+    # ascending by signer and body, since a signer may have several
+    vouches: Annotated[tuple[Signed, ...], Length(0, CLOSING_VOUCHES_MAX)]
 
 
 @dataclass(frozen=True, slots=True)

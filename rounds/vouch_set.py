@@ -218,13 +218,13 @@ class VouchState:
     terms: RoundTerms
     me: bytes | None
     vouches: VouchSet
-    signed: dict[tuple[bytes, bytes], Signed] = field(default_factory=dict)  # by signer and body, in order of arrival
+    signed: dict[tuple[bytes, bytes], Signed] = field(default_factory=dict)  # (signer, body) -> vouch, in order of arrival
     double_vouchers: set[bytes] = field(default_factory=set)
     own_judgements: dict[bytes, Judgement] = field(default_factory=dict)  # trainer -> our own verdict, even before it is signed
     assigned_at: dict[bytes, float] = field(default_factory=dict)  # trainer -> time of our call to re-execute its proposal
     started: set[bytes] = field(default_factory=set)  # trainers whose re-execution here has begun, since their buffers arrived
-    vouch_seconds: list[float] = field(default_factory=list)  # from delivery to vouch, for voters that were called at once
-    _said: dict[tuple[bytes, bytes], tuple[Judgement, Signed]] = field(default_factory=dict)  # by voter and trainer
+    vouch_seconds: list[float] = field(default_factory=list)  # times from delivery to vouch, of voters that were called at once
+    _said: dict[tuple[bytes, bytes], tuple[Judgement, Signed]] = field(default_factory=dict)  # (voter, trainer) -> verdict, vouch
 
     # Input
 

@@ -251,7 +251,7 @@ class DiskBlobStore:
     # Temporary blobs
 
     def mark_temporary(self, digest: bytes, owner: object) -> None:
-        """Let `delete_unowned` delete a blob once its owners are released, unless it is kept already. The call may precede the blob."""
+        """Let `delete_unowned` delete a blob once its owners are released, unless it is kept already. It may precede the blob."""
         if digest in self._borrowed or self.size(digest) is None or (self._passing / digest.hex()).exists():
             self._expected_to_pass[digest] = self._expected_to_pass.get(digest, frozenset()) | {owner}
 

@@ -85,7 +85,7 @@ def find_log_damage(log: bytes) -> str | None:
     were on disk and must still be there.
     """
     if len(log) <= HEADER_BYTES:
-        return None  # it never held a transaction
+        return None  # the log never held a transaction
     magic, _, page_bytes = struct.unpack_from(">3I", log)
     order = MAGIC.get(magic, ">")
     if magic not in MAGIC or _add((0, 0), log[:24], order) != struct.unpack_from(">2I", log, 24):

@@ -96,7 +96,7 @@ class Chain:
         self._chain_id = chain_id
         self._application = application
         self._past: dict[int, DecidedHeight] = {}
-        self.voters: dict[int, VoterSet] = {}  # by height
+        self.voters: dict[int, VoterSet] = {}  # height -> voters
         self._schedules: dict[int, LeaderSchedule] = {}  # cache: read several times in a step
         self.applied = applied.height
         self._state_root = applied.state_root

@@ -220,7 +220,7 @@ class ReplicaMessageHandlers(ReplicaState):
 
     def _on_decision(self, peer: bytes, message: Decision) -> None:
         height = codec.decode_message(message.certificate.vote, (Commit,)).height
-        if height > self.height or (height == self.height and self._book is None):  # it cannot be verified yet
+        if height > self.height or (height == self.height and self._book is None):  # the decision cannot be verified yet
             self._catch_up.record_claim(peer, height + 1)
             # Before the trusted block is decided, known voters may have retired. They could send us another chain at no cost.
             wanted = self._catch_up.was_asked(peer) or (self._chain.is_known_voter(peer) and not self._is_unproven)

@@ -20,7 +20,7 @@ REPEAT_SECONDS_MAX = 5.0  # links deliver in order or break, and a new link star
 class Pacemaker:
     """The timers of views and of repeats. A view timer runs while there is work here, repeats also while others may have work."""
 
-    _durations: dict[bytes, deque[float]] = field(default_factory=dict)  # by leader: seconds until its last decisions
+    _durations: dict[bytes, deque[float]] = field(default_factory=dict)  # leader -> seconds until its last decisions
     _tail: float = 0.0
     _view: int = 0
     _seconds: float | None = None  # length of this view; None: not computed yet

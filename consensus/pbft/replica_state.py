@@ -54,7 +54,7 @@ class ReplicaState:
         anchor_height: int,
     ) -> None:
         self.me = signer.public
-        self.block_refusal: str | None = None  # why this voter does not prepare the current view's block
+        self.block_refusal: str | None = None  # reason why this voter does not prepare the current view's block
         self.view = 0
         self._chain_id = chain_id
         self._anchor_height = anchor_height
@@ -62,7 +62,7 @@ class ReplicaState:
         self._application = application
         self._chain = Chain(chain_id, application, applied, restart)
         self._own = OwnVotes(signer, chain_id, restart.votes)
-        self._first_height = self.height  # from this height on, the log of own votes is complete
+        self._first_height = self.height  # first height from which the log of own votes is complete
         self._check = RollbackCheck(no_votes_below=restart.no_votes_below)
         self._pacemaker = Pacemaker()
         self._catch_up, self._fetch, self._future, self._answers = (
@@ -208,7 +208,8 @@ class ReplicaState:
         if self._own.has_signed(statement) or statement.height < max(self._first_height, self.height - VOTE_SETS_KEPT):
             return  # own votes of heights that were decided before this start, or long ago, are not kept
         if self._check.record_forgotten_statement(statement.height):
-            self._records.append(VotePause(self._check.no_votes_below))  # after another restart, it may not be returned again
+            # After another restart, nobody may return the statement again.
+            self._records.append(VotePause(self._check.no_votes_below))
 
     def _add_certified(self, book: HeightVoteSet, certificate: Certificate, vote: Prepare | Commit) -> None:
         """Add a certificate's votes as statements: they may contradict others, or be own votes that our log lost."""

@@ -133,7 +133,8 @@ class JobAudits:
     suspension_causes: Annotated[dict[Key, AuditLogEntry], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
     # round -> trainer -> sealed losses of the reports on its proposal, until it opens its own or the time for that is over
     unopened_losses: UnopenedRounds = field(default_factory=dict)
-    loss_comparisons: Annotated[dict[Key, LossComparisons], Length(0, MEMBERS_MAX)] = field(default_factory=dict)  # by auditor
+    # auditor -> results of the losses in its reports
+    loss_comparisons: Annotated[dict[Key, LossComparisons], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
 
     @property
     def first_contestable_round(self) -> int | None:

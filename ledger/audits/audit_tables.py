@@ -50,7 +50,7 @@ class AuditTables:
         self.rollbacks_due: list[RollbackDue] = []  # rollbacks of updates in the model
         audits = self._before.jobs[key]
         self.rounds, self.commitments = dict(audits.rounds), dict(audits.commitments)
-        self.disputes = {dispute.proposal_key: dispute for dispute in audits.disputes}  # in the order of their opening
+        self.disputes = {dispute.proposal_key: dispute for dispute in audits.disputes}  # sorted by their opening
         self.suspended, self.suspension_causes = dict(audits.suspended), dict(audits.suspension_causes)
         self.ignored_challengers, self.withheld_claims = dict(audits.ignored_challengers), dict(audits.withheld_claims)
         self.unvested_rounds, self.loss_comparisons = dict(audits.unvested_rounds), dict(audits.loss_comparisons)

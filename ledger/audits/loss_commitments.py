@@ -46,7 +46,7 @@ class ProposalReference:
 
     job: Digest
     round: Count
-    trainer: Key  # its key in the round
+    trainer: Key  # the trainer's key in the round
 
     @property
     def proposal_key(self) -> tuple[int, bytes]:
@@ -66,7 +66,7 @@ class UnopenedLosses:
     """The sealed losses of the reports on one accepted proposal."""
 
     commitment: LossCommitment
-    reports: Annotated[dict[Key, SealedLoss], Length(0, VOTERS_MAX)]  # by the auditor's key in the round
+    reports: Annotated[dict[Key, SealedLoss], Length(0, VOTERS_MAX)]  # auditor's key in the round -> its sealed loss
     reexecutors: Annotated[int, Between(1, VOTERS_MAX)]  # number of re-executors in the round
     since: Count | None = None  # the last closed round when the trainer could first open its loss
     since_ms: Count = 0  # time of the parent of the block that closed it

@@ -230,7 +230,7 @@ def end_windows(tables: AuditTables, now_ms: int | None) -> None:
                 tables.rounds[number] = replace(audits, closed_ms=begun_ms)
         first = {tables.current_key(dispute.trainer): dispute for dispute in reversed(tables.disputes.values())}
         for dispute in first.values():
-            if not dispute.opened_ms and dispute.opened < tables.closed:  # others may have opened in this very block
+            if not dispute.opened_ms and dispute.opened < tables.closed:  # other disputes may have opened in this very block
                 tables.disputes[dispute.proposal_key] = replace(dispute, opened_ms=begun_ms)
     # Reports on these trainers wait for a dispute, so their time does not run.
     held_up = frozenset(tables.current_key(dispute.trainer) for dispute in tables.disputes.values())

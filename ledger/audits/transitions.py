@@ -14,13 +14,13 @@ from ledger.audits.audit_state import AuditResult
 
 
 class AuditStage(enum.StrEnum):
-    AWAITED = "drawn proposal: an auditor's report is awaited"  # in `AuditableProposal.pending_auditors`
-    UNDISPUTED = "kept proposal: undisputed"  # in no `Dispute`
-    OPEN = "dispute: open"  # in `JobAudits.disputes`
-    SEALED = "report with a sealed loss"  # in `JobAudits.unopened_losses`
-    TRAINS = "trainer: trains"  # not in `JobAudits.suspended`
-    SUSPENDED = "trainer: suspended"  # in `JobAudits.suspended`
-    OVER = "over"  # in no table any more
+    AWAITED = "drawn proposal: an auditor's report is awaited"  # stored in `AuditableProposal.pending_auditors`
+    UNDISPUTED = "kept proposal: undisputed"  # absent from all `Dispute`s
+    OPEN = "dispute: open"  # stored in `JobAudits.disputes`
+    SEALED = "report with a sealed loss"  # stored in `JobAudits.unopened_losses`
+    TRAINS = "trainer: trains"  # absent from `JobAudits.suspended`
+    SUSPENDED = "trainer: suspended"  # stored in `JobAudits.suspended`
+    OVER = "over"  # deleted from all tables
 
 
 class AuditEvent(enum.StrEnum):
@@ -65,7 +65,7 @@ class AuditEffect(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class AuditTransition:
     after: AuditStage
-    result: AuditResult | None = None  # its entry in the log
+    result: AuditResult | None = None  # entry in the log; None: no entry
     effects: tuple[AuditEffect, ...] = ()
 
 

@@ -116,7 +116,7 @@ class LedgerApplication:
         self.inclusion_lists = InclusionListSet()
         self._deferred: dict[tuple[bytes, int], float] = {}  # (job, round) -> end of the deferral
         self._now = 0.0
-        self.pending_evidence: dict[bytes, Evidence] = {}  # by culprit; each piece would expel its culprit now
+        self.pending_evidence: dict[bytes, Evidence] = {}  # culprit -> evidence, which would expel it now
         # A signer's statements about rounds that are not open here yet. `peer.node.node` keeps them and replaces this function.
         self.future_messages_of: Callable[[bytes], tuple[Signed, ...]] = lambda signer: ()
         # By job: the state of its open round, with indexes by digest of its ballots, cut-offs, proposals and vouches. These only

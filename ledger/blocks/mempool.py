@@ -73,7 +73,7 @@ class TransactionSelection:
         self._rules, self._state = rules, state
         self._room, self._count_max, self._cost_left = size_max, count_max, COST_PER_BLOCK_MAX
         self.chosen: list[Signed] = []
-        self.refused: Counter[bytes] = Counter()  # by signer
+        self.refused: Counter[bytes] = Counter()  # signer -> number of refusals
 
     @property
     def is_full(self) -> bool:
@@ -120,7 +120,7 @@ class Mempool:
         self._waiting: dict[bytes, PendingTransaction] = {}
         self._by_signed: dict[bytes, bytes] = {}  # `signed_digest` -> key of `_waiting`
         self._strangers: set[bytes] = set()  # keys of `_waiting`
-        self._count: Counter[bytes] = Counter()  # by signer
+        self._count: Counter[bytes] = Counter()  # signer -> number of transactions
         self._bytes: Counter[bytes] = Counter()
         self._bytes_of_all = 0
         self._lingering: dict[bytes, float | None] = {}  # keys of `_waiting` -> end of the delay; None: not set yet
@@ -294,7 +294,7 @@ class Mempool:
         cost_left = COST_PER_BLOCK_MAX
         for place, entry in enumerate(sorted(next_ones, key=lambda entry: (entry.number <= self._tried, entry.number))):
             cost_left -= entry.traits.cost
-            if cost_left < 0 and place:  # at least one is tried
+            if cost_left < 0 and place:  # each call tries at least one transaction
                 break
             self._drop(rules, state, entry, gone)
             self._tried = entry.number

@@ -46,8 +46,8 @@ class Genesis:
     network: Name
     created_ms: Count
     salt: Annotated[bytes, Length(16, 16)]  # distinguishes networks with one name and time
-    founders: Annotated[dict[Key, Founder], Length(1, VOTERS_MAX)]  # all of them vote
-    modules: ModuleVersions  # those of the first block
+    founders: Annotated[dict[Key, Founder], Length(1, VOTERS_MAX)]  # the first voters
+    modules: ModuleVersions  # modules of the first block
 
     @property
     def chain_id(self) -> bytes:

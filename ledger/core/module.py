@@ -38,7 +38,7 @@ class DecodedTransaction:
     """A transaction while it is applied. Its signature and its nonce have been checked, and its content is decoded."""
 
     author: bytes
-    content: Any  # its type is the one in `Module.contents` for its kind
+    content: Any  # a value of the type in `Module.contents` for this kind
     transaction: Transaction
 
 
@@ -46,7 +46,7 @@ class EmbeddedStatement(NamedTuple):
     """A record within a transaction that is signed with another key than the transaction's."""
 
     signer: bytes
-    message: Any  # its type has a TAG
+    message: Any  # a message, whose type has a TAG
     signature: bytes
 
 
@@ -83,7 +83,7 @@ class BlobReplacement(NamedTuple):
     """An instruction to replace a blob: a peer that holds the old blob makes the new one from it and deletes the old one."""
 
     old: bytes
-    size_max: int  # of the old blob; a larger blob is a different one and stays
+    size_max: int  # size of the old blob; a larger blob is a different one and stays
     make: Callable[[bytes], bytes | None]  # maps the old bytes to the new ones; None: the bytes are a different blob, which stays
 
 

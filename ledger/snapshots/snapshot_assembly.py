@@ -69,7 +69,7 @@ class RestoredSnapshot:
 
     decisions: tuple[DecidedBlock, ...]  # decisions of H − 1, H and H + 1, for a state at height H
     state: LedgerState
-    headers: tuple[bytes, ...]  # of earlier heights, descending; peers that restore from this peer need them
+    headers: tuple[bytes, ...]  # headers of earlier heights, descending; peers that restore from this peer need them
     models: tuple[ModelReceiver, ...]
 
     @property
@@ -105,8 +105,8 @@ class SnapshotAssembly:
         self._parent = tip[0].header.parent  # digest of the next missing header
         self._state: LedgerState | None = None
         self._roots_of_models: dict[tuple[bytes, int], bytes] = {}
-        self._incoming: dict[bytes, ModelReceiver] = {}  # by the name of the model
-        self._rows: dict[str, TableAssembly] = {}  # by table
+        self._incoming: dict[bytes, ModelReceiver] = {}  # name of the model -> receiver
+        self._rows: dict[str, TableAssembly] = {}  # table -> its rows so far
         self.missing: dict[SnapshotPartKey, None] = {
             SnapshotPartKey(SnapshotContent.BLOCK, proven.digest): None for proven in tip
         }

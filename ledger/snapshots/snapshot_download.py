@@ -337,7 +337,7 @@ class SnapshotDownload:
                 self._rest(source)
             self._assembly.discard_parts()
             for source in self._sources.values():
-                source.again = self._now  # it lacked the abandoned snapshot, but may have another
+                source.again = self._now  # the peer lacked the abandoned snapshot, but may have another
             self._assembly, self._sought = None, self._now
             self._offers_seconds = min(OFFERS_SECONDS_MAX, 2 * self._offers_seconds)
             self._first_offer = self._now if any(source.tip for source in self._sources.values()) else None
@@ -359,7 +359,7 @@ class SnapshotDownload:
         self._chosen = self._last_part = self._held = self._now
         for source in offers:
             if source.tip[-1].digest != self._assembly.snapshot_id:
-                self._withdraw(source, self._now)  # it may hold the chosen one, too
+                self._withdraw(source, self._now)  # the peer may hold the chosen snapshot, too
 
     @property
     def _holders(self) -> dict[bytes, _SnapshotSource]:

@@ -38,7 +38,7 @@ Row: TypeAlias = tuple[bytes, bytes, bytes]  # path, key, encoded value
 RowChange: TypeAlias = tuple[bytes, bytes, "bytes | None"]  # path, key, encoded value; None: the row is removed
 BucketReader: TypeAlias = Callable[[int, bytes], bytes]  # reads the bucket with this hash from this slot
 
-BucketHashes: TypeAlias = tuple[Sequence[bytes], Sequence[bytes]]  # of the rows in a bucket: their paths, and their hashes
+BucketHashes: TypeAlias = tuple[Sequence[bytes], Sequence[bytes]]  # paths and hashes of the rows in a bucket
 
 # Cache of `HASHED_MAX` buckets, about 8 MB, by bucket hash. Rows that changed soon change again, because a task is begun,
 # answered and settled; the cache saves hashing their neighbours.

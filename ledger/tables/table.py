@@ -117,7 +117,7 @@ class Table(Generic[R]):
 
     __slots__ = ("_now", "kind")
 
-    WIRE: ClassVar[type] = TableRoot  # its encoding as a field of a module's state
+    WIRE: ClassVar[type] = TableRoot  # encoding of a table as a field of a module's state
 
     def __init__(self, kind: type[R], node: Node = None, version: StoreVersion | None = None) -> None:
         """Make a table. `version` belongs to the store of the buckets that are not in memory."""

@@ -36,7 +36,7 @@ from protocol.limits import ROW_BYTES_MAX, ROW_KEY_BYTES_MAX, SNAPSHOT_PART_BYTE
 
 RowKey = Annotated[bytes, Length(1, ROW_KEY_BYTES_MAX)]
 RowValue = Annotated[bytes, Length(1, ROW_BYTES_MAX)]  # the encoding of a record
-Siblings = Annotated[tuple[Digest | None, ...], Length(0, DEPTH_MAX)]  # from the root down; nil: that side has no row
+Siblings = Annotated[tuple[Digest | None, ...], Length(0, DEPTH_MAX)]  # hashes from the root down; nil: that side has no row
 PathPrefix: TypeAlias = str
 
 RANGE_BYTES: Final = SNAPSHOT_PART_BYTES_MAX // 2  # bytes of an average range, so that nearly every range fits into one part
