@@ -130,7 +130,7 @@ class StepEffects:
 
 
 def merge_effects(turns: Sequence[StepEffects], deadline: float | None) -> StepEffects:
-    """Merge the effects of consecutive steps, so that they cost one fsync."""
+    """Merge the effects of consecutive steps, so that one fsync suffices."""
     return StepEffects(
         tuple(record for turn in turns for record in turn.records),
         tuple(send for turn in turns for send in turn.sends),

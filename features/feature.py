@@ -75,9 +75,9 @@ class Feature:
     services_everywhere: tuple[str, ...] = ()  # names of services that run at every peer, in all roles
     settings: tuple[Setting, ...] = ()
     rpc: str = ""  # `module:class` of the `Protocol` class that declares the calls (`features.rpc`)
-    # `module:function`: takes the states before and after a block as `StateReader`s, and returns `EventLine`s.
+    # `module:function` from the states before and after a block, as `StateReader`s, to `EventLine`s.
     event_lines: str = ""
-    # `module:function`: takes the state and its height, and returns texts for an alert about recent failures.
+    # `module:function` from the state and its height to texts for an alert about recent failures.
     failures: str = ""
     rpc_handler: str = ""  # `module:class` that handles the calls; the first call constructs it with the running peer
     routes: str = ""  # `module:name` of a `web.routes.RouteSet`: HTTP routes and their handlers, for peers that run `serve`

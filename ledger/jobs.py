@@ -231,7 +231,7 @@ class Job:
     # members whose updates are re-executed before the ballot
     distrusted_members: Annotated[tuple[Key, ...], Length(0, MEMBERS_MAX)] = ()
     trainers_to_vouch_for: TrainerKeys = ()  # trainers of the open round to vouch for, if it is not `fully_audited`
-    # Voter -> the anchor to which it wants the job to return, as the round that began with it.
+    # Voter -> requested anchor of a rollback, given by the round that began with it.
     rollback_requests: Annotated[dict[Key, Count], Length(0, VOTERS_MAX)] = field(default_factory=dict)
     # refused rounds since the last accepted update or rollback
     refused_rounds: Annotated[int, Between(0, NO_PROGRESS_ROUNDS)] = 0
@@ -574,7 +574,7 @@ class JobsModule(Module[JobsState]):
         for key, job in jobs.items():
             if _is_stuck(job, members):
                 jobs[key] = self._renewed(job, members, height, barred.get(key, NO_SUSPENSIONS))
-        # Without a trainer, no proposal would come and the open round would never close.
+        # Without a trainer, no proposal would arrive and the open round would never close.
         for key, job in jobs.items():
             if job.phase is JobPhase.RUNNING and not any(map(members.may_be_awaited, job.trainers)):
                 jobs[key] = replace(job, phase=JobPhase.FINISHED, opened_height=height)
@@ -820,7 +820,7 @@ class JobsModule(Module[JobsState]):
         patience = job.timeout_doublings
         if closed.unjudged:
             patience = min(TIMEOUT_DOUBLINGS_MAX, patience + 1)
-        elif closed.accepted and closed.absent.isdisjoint(job.awaited):  # such a round shows all peers how long it takes
+        elif closed.accepted and closed.absent.isdisjoint(job.awaited):  # all peers can measure the duration of such a round
             patience = max(0, patience - 1)
         # Records of re-executors and trainers, by their present keys.
         of_voters = dict(job.vouch_records)
@@ -894,7 +894,7 @@ def add_stop_request(
 ) -> tuple[tuple[bytes, ...], bool]:
     """Add the author's request to end a job of `owner`. Raises `Refused`.
 
-    Returns the members that want it to end, and whether it ends, by its owner or by a quorum of voters.
+    Returns the members with such a request, and whether the job ends, by its owner or by a quorum of voters.
     """
     is_author = author == members.current_key(owner)
     if not is_author and author not in members.voters:
@@ -925,7 +925,7 @@ def _with_rollback(state: JobsState, members: MembersState, asked: RequestRollba
 
 
 def _voted_back(job: Job, members: MembersState) -> int | None:
-    """Return the anchor that a quorum of the voters wants, as its round. None: there is none, or it is no longer kept."""
+    """Return the anchor that a quorum of the voters requests, as its round. None: there is none, or it is no longer kept."""
     wanted = Counter(number for voter, number in job.rollback_requests.items() if voter in members.voters)
     number, voters = max(wanted.items(), key=lambda item: item[1], default=(0, 0))
     is_kept = number in {anchor.round for anchor in job.anchors}

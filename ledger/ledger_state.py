@@ -431,7 +431,7 @@ class LedgerRules:
         return known if isinstance(known, kinds) else open_signed(signed, self.chain_id, self.verifier, kinds)
 
     def cache_opened_message(self, signed: Signed, message: Any) -> None:
-        """Cache an accepted message, which a block will contain again. Refused messages take no memory."""
+        """Cache an accepted message, which a block will contain again. Refused messages are not cached."""
         if signed in self._opened:
             return
         self._opened[signed] = message

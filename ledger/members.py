@@ -93,7 +93,7 @@ class ResignAsVoter:
 
 @dataclass(frozen=True, slots=True)
 class RetireMember:
-    """`member/retire`, by a voter: a vote to retire a member that is gone. It replaces the voter's last such vote."""
+    """`member/retire`, by a voter: a vote to retire a member whose peer is gone. It replaces the voter's last such vote."""
 
     subject: Key
     lower_tolerance: bool  # the vote counts even if f is smaller without the subject
@@ -331,8 +331,8 @@ def advance_voter_sets(state: MembersState, height: int, time_ms: int) -> Member
     state = replace(state, retirement_votes=wishes)
     subject = _to_retire(state)
     if subject is not None:
-        # The member loses roles and candidacy at once, and its vote as if it left. It stays a member and may register and stand
-        # again.
+        # The member loses roles and candidacy at once, and its vote as if it resigned. It stays a member, and may register and
+        # stand again.
         state = replace(
             _with_member(state, subject, replace(state.members[subject], roles=(), retired=height)),
             candidates={key: approvals for key, approvals in state.candidates.items() if key != subject},
@@ -446,7 +446,7 @@ def retirement_vote_count(state: MembersState, subject: bytes) -> int:
 
 
 def lowers_tolerance(state: MembersState, subject: bytes) -> bool:
-    """Return whether f is smaller without this voter, once leaving and expelled voters are gone. Joins come later."""
+    """Return whether f is smaller without this voter, once leaving and expelled voters are gone. Joins are not counted."""
     left = len(_staying(state))
     return subject in state.upcoming and faults_tolerated(left - 1) < faults_tolerated(left)
 

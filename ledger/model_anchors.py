@@ -48,7 +48,7 @@ ModelAnchors = Annotated[tuple[ModelAnchor, ...], Length(0, ANCHORS_MAX)]  # asc
 def newest_anchor_up_to(anchors: Sequence[ModelAnchor], number: int) -> ModelAnchor:
     """Return the newest anchor at or before this round. Normally there is one for each round that an audit can reach.
 
-    If a step of the audits failed, those rounds are unknown and the anchor may be gone: the result is then the oldest anchor.
+    If a step of the audits failed, those rounds are unknown and the anchor may be missing: the result is then the oldest anchor.
     """
     return max((anchor for anchor in anchors if anchor.round <= number), key=lambda anchor: anchor.round, default=anchors[0])
 

@@ -34,7 +34,7 @@ from protocol.name_validation import name_problem
 
 PROOF_LINKS_MAX: Final = 1 << 16  # enough for seven years of a network that changes its voters every hour
 # Room for two modules of the largest size. The `network` module needs a thousandth of one, which leaves room for the links. A
-# malicious file costs its reader this memory, once.
+# malicious file makes its reader allocate this memory, once.
 PROOF_FILE_BYTES_MAX: Final = 2 * SNAPSHOT_MODULE_BYTES_MAX
 
 

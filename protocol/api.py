@@ -165,7 +165,7 @@ class StatsView:
 class AlertSeverity(enum.StrEnum):
     """Severities of alerts, the gravest first."""
 
-    CRITICAL = "critical"  # the network decides nothing, or this peer takes no part
+    CRITICAL = "critical"  # the network decides nothing, or this peer does not participate
     WARNING = "warning"  # the problem will grow unless a person acts
     INFO = "info"
 

@@ -150,7 +150,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prepare certificate, which takes a voter in an earlier view to the certificate's view."""
+    """A prepare certificate. A voter in an earlier view then enters the certificate's view."""
 
     TAG: ClassVar[str] = "prepared"
     certificate: Certificate
@@ -158,7 +158,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class ViewEnded:
-    """A timeout certificate, which takes a voter that missed some of the timeouts to the next view."""
+    """A timeout certificate. A voter that missed some of the timeouts then enters the next view."""
 
     TAG: ClassVar[str] = "view-ended"
     certificate: TimeoutCertificate
@@ -443,7 +443,7 @@ class BlobElsewhere(_BlobMessage):
 
 @dataclass(frozen=True, slots=True)
 class HasBlob(_BlobMessage):
-    """The sender has this blob now. It goes to peers that it had asked, and to a waiting peer whose turn has come."""
+    """Notice that the sender has this blob now, to peers that it had asked, and to the next waiting peer."""
 
     TAG: ClassVar[str] = "has-blob"
 
@@ -553,7 +553,7 @@ CircuitPriority = Annotated[int, Between(0, 2)]  # priority of the messages insi
 
 @dataclass(frozen=True, slots=True)
 class ReserveRelay:
-    """Request that others can reach the sender through the receiver, or its end (`wanted` is False)."""
+    """Request that the receiver relays circuits to the sender, or that it stops (`wanted` is False)."""
 
     TAG: ClassVar[str] = "reserve-relay"
     wanted: bool

@@ -381,7 +381,7 @@ class OpenRoundState:
         if self.verdicts.get(trainer) is not Verdict.ACCEPT or self.current_verdict(trainer) is not None:
             return False
         if trainer in self.vouching.started - self.vouching.own_judgements.keys():
-            return False  # our own re-execution goes on
+            return False  # our own re-execution is running
         return not self.vouching.vouches.can_get_enough_vouches(trainer, signed_body_digest(self.proposals[trainer]))
 
     # Our own re-executions

@@ -128,7 +128,7 @@ class DiskBlobStore:
         path = self.path(digest)
         with self._parts.pause_sweeps(), explain_os_errors(path), crash_points("blob"):
             listed = file.with_name(f"{file.name}{LIST_SUFFIX}")
-            # The list comes first: a blob without its list would be served as an object without parts.
+            # The list is stored first: a blob without its list would be served as an object without parts.
             with contextlib.suppress(FileNotFoundError):
                 is_list = self._parts.add_encoded_list(digest, listed.read_bytes())
                 assert is_list, f"{listed} is not the list of {digest.hex()}"
@@ -432,7 +432,7 @@ class BlobFileWriter:
             raise
 
     def abort(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk cannot take the buffered bytes, which are unwanted now
+        with contextlib.suppress(OSError):  # a full disk refuses the buffered bytes, which nobody needs
             self._file.close()
         with contextlib.suppress(OSError):
             self._part.unlink(missing_ok=True)

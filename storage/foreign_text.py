@@ -11,7 +11,7 @@ from typing import Final
 
 from protocol.errors import UserError
 
-_MARKS: Final = (  # UTF-32 comes first: its little-endian mark begins with that of UTF-16
+_MARKS: Final = (  # UTF-32 is first, because its little-endian mark begins with that of UTF-16
     (codecs.BOM_UTF32_LE, "UTF-32", "utf-32-le"),
     (codecs.BOM_UTF32_BE, "UTF-32", "utf-32-be"),
     (codecs.BOM_UTF16_LE, "UTF-16", "utf-16-le"),

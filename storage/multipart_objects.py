@@ -219,7 +219,7 @@ class MultipartStore:
     def sweep_partial(self, wanted: Collection[bytes], file_of: FileOf) -> None:
         """Delete incomplete objects outside `wanted`, except the latest within the ABANDONED limits, which may be needed."""
         with self._lock:
-            if self._adding:  # the blob being added may be an incomplete object; the next sweep comes soon
+            if self._adding:  # the blob being added may be an incomplete object; another sweep follows
                 return
             self.forget_deleted(file_of)
             coming = {digest: file_of(digest) is not None for digest in self._lacking}

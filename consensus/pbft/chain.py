@@ -22,7 +22,7 @@ DECIDED_AHEAD_MAX = 64  # decided heights that are not applied yet; at this numb
 
 # Voters lead in turn. A voter whose view failed is left out for two laps, and then until its commit is in a parent's certificate.
 # The leaders are a pure function of decided blocks, so all honest voters agree on them, also after a restart. A proposer's free
-# choices in a block, such as the set of commits, take no turn from another voter.
+# choices in a block, such as the set of commits, cost no other voter its turn.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The message handlers of a replica. A valid message becomes a fact in a vote set. An invalid one is a fault of its sender.
 
-The handlers also answer requests, greet new links, and repeat statements for peers that seem to lack them.
+The handlers also answer requests, greet new links, and repeat statements for peers that apparently lack them.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ class ReplicaMessageHandlers(ReplicaState):
                 self._repeat_to((peer,), self._book)
 
     def _repeat_to(self, peers: tuple[bytes, ...], book: HeightVoteSet) -> None:
-        """Repeat our latest statements and the highest certificate, and the proposal for voters that seem to lack it."""
+        """Repeat our latest statements and the highest certificate, and the proposal for voters that apparently lack it."""
         offer = book.proposals.get(self.view)
         unheard = tuple(key for key in book.voters_without_statement_since(self.view) if key in peers)
         # The block must have been prepared here: a body that a liar made may not decode, and so has no compact form.

@@ -24,7 +24,7 @@ class Pacemaker:
     _tail: float = 0.0
     _view: int = 0
     _seconds: float | None = None  # length of this view; None: not computed yet
-    _started: float | None = None  # start of this view's timer: when the view began, or when work came later
+    _started: float | None = None  # start of this view's timer: the start of the view, or the later arrival of work
     _repeat_from: float | None = None
 
     def enter_view(self, view: int) -> None:

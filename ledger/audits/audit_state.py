@@ -32,7 +32,7 @@ AUDITABLE_PROPOSALS_MAX = 4_096
 # Proposals of a job with reported losses whose trainer has not opened its own. All of them were under audit before, hence the
 # same bound: 1 MB of state, or 25 MB if 66 faulty auditors report on each. The oldest are dropped without harm.
 UNOPENED_MAX = AUDITABLE_PROPOSALS_MAX
-CHALLENGES_OPEN_MAX = 4  # disputes of one challenger in a job at once: each costs every re-executor a replay
+CHALLENGES_OPEN_MAX = 4  # disputes of one challenger in a job at once: each makes every re-executor replay a round
 # After this many refuted challenges, a challenger is ignored for the time of a first suspension: it is neither drawn nor heard.
 # After this many refuted claims about one trainer in that time, an auditor is separated from it: it is not drawn for it.
 FALSE_CHALLENGES_MAX = 3
@@ -147,7 +147,7 @@ class MemberAuditRecord:
     """A member's counts over all jobs with sampled audits."""
 
     rewards: Count = 0  # accepted proposals whose window passed without a suspension
-    rewards_lost: Count = 0  # rewards that suspensions, or losses that were not opened in time, have cost it
+    rewards_lost: Count = 0  # rewards lost by suspensions, or by losses that it did not open in time
     suspensions: Count = 0
     reports: Count = 0  # reports on proposals for which it was drawn
     lapsed: Count = 0  # proposals for which it was drawn and missed the time for a report

@@ -43,7 +43,7 @@ class AuditTables:
         self.key, self.job, self.members, self.height = key, job, members, height
         self.current_key, self.terms = members.current_key, terms.audits
         self.window_rounds_ms = round(1_000 * terms.proposal_seconds * terms.audits.window)  # maximum time of its rounds
-        self.is_rewarded = terms.needs_worker  # the update of a scratch job is public and costs its trainer nothing
+        self.is_rewarded = terms.needs_worker  # the update of a scratch job is public and needs no work, so it earns no reward
         self.closed = job.round - 1  # the last closed round
         self._before = follow_key_rotations(state, members.current_key)
         self.member_records, self.log = dict(self._before.member_records), list(state.log)

@@ -33,7 +33,7 @@ def keep_sealed_loss(tables: AuditTables, auditor: bytes, report: AuditFinding, 
 
 
 def may_open_loss(tables: AuditTables, number: int, trainer: bytes) -> bool:
-    """Return whether no further report on this proposal can come.
+    """Return whether no further report on this proposal is possible.
 
     A re-executor that missed the round may draw for it whenever a round closes in the window. The last draws are in the block
     that ends the job, because it may close a round, too.

@@ -97,7 +97,7 @@ class AuditsModule(Module[AuditsState]):
         return StateChange(tables.new_state(), tuple(tables.rollbacks_due))
 
     def settle_block(self, state: AuditsState, view: StateReader, context: BlockContext) -> StateChange:
-        """End windows of closed rounds, vest rewards and draw audits. Facts bar suspended trainers from the next rounds."""
+        """End windows of closed rounds, vest rewards and draw audits. Facts exclude suspended trainers from the next rounds."""
         for closed in context.facts_of(ClosedRound):
             if closed.job in state.jobs:
                 tables = self._job_tables(state, closed.job, view, context.height)
@@ -157,7 +157,7 @@ class AuditsModule(Module[AuditsState]):
     def _crowded_out(self, state: AuditsState, winding: Mapping[bytes, Job], members: MembersState) -> bytes:
         """Return the ended job whose audits make room for another's.
 
-        A job with an open dispute goes last, and a scratch job goes first, because it paid no rewards. Among equals, the author
+        A job with an open dispute goes last, and a scratch job goes first, because it earns no rewards. Among equals, the author
         with the most of these jobs loses its oldest.
         """
         # One silent auditor keeps a job here for POST_JOB_AUDIT_HEIGHTS. To end the audits of a job sooner, an attacker has to

@@ -218,7 +218,7 @@ class LedgerApplication:
         self._deferred |= {(closing.job, closing.round): now + ROUND_DEFERRAL_SECONDS for closing in closings}
 
     def resume_deferred_rounds(self, now: float) -> float | None:
-        """End deferrals whose time is over. Return the next time at which work may come up without a message."""
+        """End deferrals whose time is over. Return the next time at which work may appear without a message."""
         self._now = now
         self._deferred = {key: until for key, until in self._deferred.items() if until > now}
         times = (*self._deferred.values(), self._time_due_at)
@@ -288,7 +288,7 @@ class LedgerApplication:
         return compact_body(body)
 
     def expand_body(self, short: bytes) -> bytes | None:
-        """Return the body, or None without all parts. A part may never come: peers keep only the first ballot of each voter."""
+        """Return the body, or None without all parts. A part may never arrive: peers keep only the first ballot of each voter."""
         message = cast(WholeBody | CompactBody, decode_message(short, (WholeBody, CompactBody), BLOCK_BYTES_MAX))
         if isinstance(message, WholeBody):
             return message.body

@@ -115,7 +115,7 @@ class Mempool:
     ) -> None:
         self.height = height
         self._traits = traits  # `LedgerRules.transaction_traits`
-        self.version = 0  # changes whenever a transaction comes or goes, or has lingered long enough
+        self.version = 0  # changes when a transaction is added or dropped, or when its delay ends
         self.count = 0  # number of transactions that were ever added
         self._waiting: dict[bytes, PendingTransaction] = {}
         self._by_signed: dict[bytes, bytes] = {}  # `signed_digest` -> key of `_waiting`
@@ -344,7 +344,7 @@ def _take_all(
 #   voters holds the transaction and leads in its turn.
 # - A lag of one would leave no time: voters send lists of k−1 when they apply k−1, just when the leader proposes k.
 INCLUSION_LAG_HEIGHTS = 2
-# Voters repeat lists at every height. An older list may no longer be what its voter wants.
+# Voters repeat lists at every height. An older list may be out of date.
 INCLUSION_LIST_HEIGHTS_MAX = 8
 
 

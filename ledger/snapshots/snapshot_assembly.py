@@ -37,7 +37,7 @@ from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import BLOCK_BYTES_MAX, HEADER_BYTES_MAX, MODEL_MANIFEST_BYTES_MAX
 from protocol.messages import SnapshotContent
 
-# Three times the size of full tables of members and jobs. A faulty peer costs this much memory, once.
+# Three times the size of full tables of members and jobs. A faulty peer can fill this much memory, once.
 SNAPSHOT_MODULE_BYTES_MAX: Final = 64 << 20
 
 Headers = Annotated[tuple[Annotated[bytes, Length(1, HEADER_BYTES_MAX)], ...], Length(1, CERTIFIED_ROOTS_KEPT)]
@@ -119,7 +119,7 @@ class SnapshotAssembly:
         return self.tip[-1].digest
 
     def size_max(self, key: SnapshotPartKey) -> int:
-        """Return the maximum size in bytes of an item that comes in pieces."""
+        """Return the maximum size in bytes of an item that arrives in pieces."""
         if key.content is not SnapshotContent.ROWS:
             return _SIZES_MAX[key.content]
         return self._rows[decode_range_name(key.name)[0]].root.part_bytes_max
@@ -161,7 +161,7 @@ class SnapshotAssembly:
                 problem = f"this program cannot read the state of the network ({error}): install a newer version"
                 raise StorageError(problem) from None
             self._want_rows(self._state)
-            # Models of running jobs come first, because no round needs those of finished jobs.
+            # Models of running jobs are first, because no round needs those of finished jobs.
             running = self._state.jobs.running()
             self._roots_of_models = models_in_state(self._state)
             wanted_first = sorted(self._roots_of_models.items(), key=lambda item: (item[0][0] not in running, item[0]))

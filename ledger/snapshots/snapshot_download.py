@@ -93,7 +93,7 @@ class _PendingPart:
 
     @property
     def hedge_at(self) -> float:
-        """Time from which an idle peer is asked for this part, too. It also bounds a part whose pieces come slowly."""
+        """Time from which an idle peer is asked for this part, too. It also bounds a part whose pieces arrive slowly."""
         return min(self.asked + HEDGE_SECONDS, self.begun + SLOW_PART_SECONDS)
 
 
@@ -135,7 +135,7 @@ class SnapshotDownload:
         self._voters_of = basis.height
         self._first_offer: float | None = None
         self._offers_seconds = OFFERS_SECONDS
-        # Times: when the snapshot was chosen, when its last part came, and when a peer last offered it.
+        # Times of the choice of the snapshot, of its last part, and of its last offer.
         self._chosen = self._last_part = self._held = 0.0
         self._tips: dict[int, bytes] = {}  # height -> digest of the certified block after it
         self._step = DownloadStep()
@@ -370,9 +370,9 @@ class SnapshotDownload:
 
     @property
     def _leaves(self) -> float:
-        """Time at which the snapshot is abandoned unless a part comes.
+        """Time at which the snapshot is abandoned unless a part arrives.
 
-        If no peer offers it any more, a link may bring a holder back. The wait is then as long as the download took so far.
+        If no peer offers it now, a new link may bring a holder. The wait is then as long as the download took so far.
         """
         starved = self._last_part + SNAPSHOT_TIMEOUT_SECONDS
         return starved if self._holders else min(starved, self._held + self._last_part - self._chosen)

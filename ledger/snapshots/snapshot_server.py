@@ -22,12 +22,12 @@ from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import HEADER_BYTES_MAX, LIGHT_BLOCKS_MAX, SNAPSHOT_PART_BYTES_MAX
 from protocol.messages import GetSnapshot, GetSnapshotPart, LightBlock, NoSnapshot, SnapshotContent, SnapshotOffer, SnapshotPart
 
-SNAPSHOT_HEIGHTS: Final = 8  # a snapshot at every multiple, so that all peers hold the same ones and share the work
+SNAPSHOT_HEIGHTS: Final = 8  # distance of snapshots: all peers hold the same ones and share the work
 # A peer that lags by more requests a snapshot. A model has 64 bits per parameter, an update about 1. With a few trainers, the
 # updates of these heights are therefore as large as a model, and the peer must also apply them.
 SNAPSHOT_LAG_HEIGHTS: Final = 16
 RECENT_STATES: Final = 3  # certified states to offer if none at a multiple is suitable; each keeps a model longer
-SNAPSHOTS_KEPT: Final = 2  # a transfer that began with one can end while the next is made
+SNAPSHOTS_KEPT: Final = 2  # a transfer of one snapshot can end while the next is made
 EXTRA_SNAPSHOTS_KEPT: Final = 2  # snapshots at other heights, while they are downloaded: the current one and the one before
 SNAPSHOTS_MAX: Final = 6  # snapshots in total; one at a multiple stays for 32 heights while it is downloaded
 LEASE_SECONDS: Final = 30.0  # a snapshot counts as being downloaded for this long after a request
