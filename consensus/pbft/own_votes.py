@@ -128,7 +128,7 @@ class RollbackCheck:
 
         The statement also counts after the check, since its answer may have been late.
         """
-        # No earlier process of this voter can have signed so many heights above the others.
+        # No earlier process of this voter can have signed more than one height above the others.
         is_of_this_life = self._reached is not None and height > self._reached + EARLIER_HEIGHTS
         if is_of_this_life and self.duplicate_identity_reason is None:
             self.duplicate_identity_reason = f"signed a statement at height {height} that this peer did not sign"

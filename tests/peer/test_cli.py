@@ -246,7 +246,7 @@ async def test_commands_ask_the_running_peer(peer: Callable[..., Result], tmp_pa
     assert "1" * 64 in (await on_thread(peer, "console", *place, "train --rounds 20 --set seed=4"))[1], "one quoted argument"
     assert "usage: train" in (await on_thread(peer, "console", *place, "train", "--help"))[1]
     status, _, error = await on_thread(peer, "console", *place, "resign")
-    assert (status, error) == (2, "peer: error: the last voter cannot leave\n")
+    assert (status, error) == (2, "peer: error: the last voter cannot resign\n")
 
 
 @pytest.mark.real("sockets")

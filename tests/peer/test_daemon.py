@@ -103,7 +103,7 @@ async def assert_it_says_what_it_is_asked(daemon: Daemon) -> None:
     assert await text(asked(greedy)) == await text(asked(replace(greedy, beams=1)))
     for pieces, told in (
         (asked(long, "tiny@7"), "the model of job 'tiny' at round 7 is not here: this peer keeps 0, 1"),
-        (asked(long, "huge"), "'huge' matches no jobs"),
+        (asked(long, "huge"), "'huge' fits no jobs"),
         (asked(long, prompt=""), "the prompt is empty"),
         (asked(long, prompt="x" * 70_000), "a prompt of 70000 characters is longer than 65536"),
         (asked(replace(long, top_p=1.5)), "top_p 1.5 is not a probability"),

@@ -175,7 +175,7 @@ def test_a_model_that_is_not_the_decided_one_is_not_taken(chain: Chain, tmp_path
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
-    [("nix", "matches no jobs"), ("bytes@", "JOB@ROUND"), ("bytes@x", "JOB@ROUND"), ("test", "trains no model")],
+    [("nix", "fits no jobs"), ("bytes@", "JOB@ROUND"), ("bytes@x", "JOB@ROUND"), ("test", "trains no model")],
 )
 def test_what_names_no_model_is_told_in_one_line(chain: Chain, tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint) as error:
