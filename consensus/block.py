@@ -35,7 +35,7 @@ class BlockEnvelope:
     voters: Digest  # hash of the voter set that decides this height
     next_voters: Digest  # hash of the voter set that decides the next height
     state_root: Digest  # state root after the parent
-    parent_certificate: Certificate | None  # all commits of the parent that the proposer had; None in the first block
+    parent_certificate: Certificate | None  # the parent's commits that the proposer had; None in the first block
     failed: Annotated[dict[Key, Count], Length(0, VOTERS_MAX)]  # leader that failed -> first height whose block may drop it
 
 
@@ -88,5 +88,5 @@ def block_digest(data: bytes) -> bytes:
 def assemble_block(header: BlockHeader, body: bytes) -> bytes:
     """Encode the block of a header and a body. Raises `RemoteProtocolError` if the header names another body."""
     if hashlib.sha256(body).digest() != header.body:
-        raise RemoteProtocolError("wrong-block", f"the body of a block at height {header.height}")
+        raise RemoteProtocolError("wrong-block", f"the body does not match the header of height {header.height}")
     return encode_block(Block(**{name: getattr(header, name) for name in _SHARED}, body=body))

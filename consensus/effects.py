@@ -33,7 +33,7 @@ class OwnRoundStatement:
     job: bytes
     round: int
     signed: Signed
-    accepted: tuple[Signed, ...] = ()  # for a Ballot: the proposals of others that it accepts, kept with it
+    accepted: tuple[Signed, ...] = ()  # others' proposals that a Ballot accepts, which are stored with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class StepEffects:
 
 
 def merge_effects(turns: Sequence[StepEffects], deadline: float | None) -> StepEffects:
-    """Merge the effects of consecutive steps, so that they cost one fsync."""
+    """Merge the effects of consecutive steps, so that one fsync suffices."""
     return StepEffects(
         tuple(record for turn in turns for record in turn.records),
         tuple(send for turn in turns for send in turn.sends),
@@ -145,8 +145,8 @@ class RestartState:
     """The part of the journal that a replica needs to continue after a restart."""
 
     decided: tuple[DecidedBlock, ...] = ()  # the last two decided heights and all that are not applied, ascending
-    votes: tuple[OwnStatement, ...] = ()  # all above the last decided height
-    blocks: tuple[StoredBlock, ...] = ()  # all above the last decided height
+    votes: tuple[OwnStatement, ...] = ()  # own statements above the last decided height
+    blocks: tuple[StoredBlock, ...] = ()  # undecided blocks above the last decided height
     prepared: Certificate | None = None  # the highest certificate above the last decided height
     evidence: tuple[Evidence, ...] = ()
     no_votes_below: int = 0  # the highest `VotePause`

@@ -56,5 +56,7 @@ def verify_evidence(evidence: Evidence, chain_id: bytes, verifier: Verifier) -> 
     first: Any = open_signed(evidence.first, chain_id, verifier, STATEMENT_TYPES)
     second: Any = open_signed(evidence.second, chain_id, verifier, STATEMENT_TYPES)
     if evidence.first.signer != evidence.second.signer or not are_conflicting(first, second):
-        raise RemoteProtocolError("no-evidence", f"against {short_id(evidence.first.signer)}")
+        raise RemoteProtocolError(
+            "no-evidence", f"the two messages of {short_id(evidence.first.signer)} do not exclude each other"
+        )
     return evidence.signer

@@ -22,7 +22,7 @@ from protocol.messages import (
     Vote,
 )
 
-HeightMessage = ProposeEnvelope | Vote | TimeoutEnvelope | Prepared | ViewEnded  # each belongs to one height
+HeightMessage = ProposeEnvelope | Vote | TimeoutEnvelope | Prepared | ViewEnded  # messages of one height
 AgreementMessage = (
     HeightMessage | Decision | Status | GetDecisions | GetBlock | BlockBytes | GetRememberedStatements | RememberedStatements
 )
@@ -57,7 +57,7 @@ class AppliedInput:
 
     height: int
     state_root: bytes
-    voters: tuple[VoterSet, VoterSet, VoterSet]  # of `height`, `height + 1`, `height + 2`; at the genesis the founders
+    voters: tuple[VoterSet, VoterSet, VoterSet]  # voters of `height`, `height + 1`, `height + 2`; at the genesis the founders
 
 
 @dataclass(frozen=True, slots=True)

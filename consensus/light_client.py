@@ -59,25 +59,25 @@ class LightClient:
         """Add one link. Raises `RemoteProtocolError` if it is invalid here, and then changes nothing."""
         header, digest = decode_header(link.header), header_digest(link.header)
         if header.height <= self.height:
-            raise RemoteProtocolError("bad-proof", f"height {header.height} after {self.height}")
+            raise RemoteProtocolError("bad-proof", f"height {header.height} does not follow height {self.height}")
         if header.voters != self.voters.hash:
-            raise RemoteProtocolError("foreign-voters", f"height {header.height} was decided by another set than was named")
+            raise RemoteProtocolError("foreign-voters", f"the voters of height {header.height} are not the proven ones")
         vote = verify_certificate(link.certificate, Commit, self.voters, self._chain_id, self._verifier)
         if (vote.height, vote.block) != (header.height, digest):
-            raise RemoteProtocolError("bad-proof", f"the certificate is of another block than the header of {header.height}")
+            raise RemoteProtocolError("bad-proof", f"the certificate does not match the header of height {header.height}")
         following, keys = self.voters, link.next_voters
         if header.next_voters != header.voters or keys:
             if not keys or any(left >= right for left, right in pairwise(keys)):
-                raise RemoteProtocolError("bad-proof", f"the next voters of {header.height} do not ascend")
+                raise RemoteProtocolError("bad-proof", f"the next voters after height {header.height} do not ascend")
             following = VoterSet(keys)
             if following.hash != header.next_voters:
-                raise RemoteProtocolError("bad-proof", f"other next voters than the header of {header.height} names")
+                raise RemoteProtocolError("bad-proof", f"the next voters do not match the header of height {header.height}")
         if self._anchor is not None and header.height >= self._anchor.height:
             if header.height > self._anchor.height:
-                passed = f"the proof passes by the trusted block of height {self._anchor.height}"
+                passed = f"the proof skips the trusted block of height {self._anchor.height}"
                 raise RemoteProtocolError("foreign-chain", passed)
             if digest != self._anchor.digest:
-                raise RemoteProtocolError("foreign-chain", f"another block at height {header.height} than the trusted one")
+                raise RemoteProtocolError("foreign-chain", f"the block at height {header.height} is not the trusted one")
             self._anchor = None
         self.height, self.voters = header.height, following
         return VerifiedHeader(header, digest, link.certificate)

@@ -16,7 +16,7 @@ from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, Timeout, Ti
 
 V = TypeVar("V", Prepare, Commit)
 
-TIMEOUT_BYTES_MAX = 256  # body of a Timeout, as of a certificate's vote: unverified messages that are kept must be small
+TIMEOUT_BYTES_MAX = 256  # body of a Timeout: unverified messages that are kept must be small
 
 
 def faults_tolerated(n: int) -> int:
@@ -40,7 +40,7 @@ class VoterSet:
         return cls(tuple(sorted(keys)))
 
     def __post_init__(self) -> None:
-        assert 1 <= len(self.keys) <= VOTERS_MAX, f"{len(self.keys)} voters, 1..{VOTERS_MAX} are possible"
+        assert 1 <= len(self.keys) <= VOTERS_MAX, f"{len(self.keys)} voters, allowed 1..{VOTERS_MAX}"
         assert all(left < right for left, right in zip(self.keys, self.keys[1:], strict=False)), "voters must ascend"
 
     def __contains__(self, key: object) -> bool:
@@ -70,15 +70,15 @@ def verify_certificate(certificate: Certificate, kind: type[V], voters: VoterSet
     """Return the vote that a quorum of `voters` signed. Raises `RemoteProtocolError` if the certificate does not prove that."""
     vote = codec.decode_message(certificate.vote, (kind,))
     if vote.voters != voters.hash:
-        raise RemoteProtocolError("foreign-voters", f"certificate of another voter set at height {vote.height}")
+        raise RemoteProtocolError("foreign-voters", f"certificate of a different voter set at height {vote.height}")
     if len(certificate.signatures) < voters.quorum:
-        raise RemoteProtocolError("no-quorum", f"{len(certificate.signatures)} signatures, {voters.quorum} are needed")
+        raise RemoteProtocolError("no-quorum", f"{len(certificate.signatures)} signatures, quorum {voters.quorum}")
     data = signing_preimage(kind.TAG, chain_id, certificate.vote)
     for signer, signature in certificate.signatures.items():
         if signer not in voters:
-            raise RemoteProtocolError("not-a-voter", f"{short_id(signer)} at height {vote.height}")
+            raise RemoteProtocolError("not-a-voter", f"{short_id(signer)} is not a voter at height {vote.height}")
         if not verifier.verify(signer, data, signature):
-            raise RemoteProtocolError("bad-signature", f"{kind.TAG} certificate, {short_id(signer)}")
+            raise RemoteProtocolError("bad-signature", f"{kind.TAG} of {short_id(signer)} in a certificate")
     return vote
 
 
@@ -117,5 +117,5 @@ def verify_timeout_certificate(
             raise RemoteProtocolError("bad-justification", f"certificate of view {timeout.high_view} is missing")
         signers.add(signed.signer)
     if len(signers) < voters.quorum or len(signers) != len(certificate.timeouts):
-        raise RemoteProtocolError("no-quorum", f"{len(signers)} timeouts, {voters.quorum} are needed")
+        raise RemoteProtocolError("no-quorum", f"{len(signers)} timeouts, quorum {voters.quorum}")
     return high

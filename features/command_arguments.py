@@ -45,7 +45,7 @@ def parse_count(text: str) -> int:
     try:
         value = int(text) if unit == 1 else round(float(text[:-1]) * unit)
     except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 300M") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count: write a number such as 300 or 300M") from None
     if not 1 <= value <= COUNT_MAX:
         raise argparse.ArgumentTypeError(f"{value} is outside 1..{COUNT_MAX}")
     return value

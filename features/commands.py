@@ -44,9 +44,9 @@ class CommandContext(Generic[A]):
     options: argparse.Namespace  # the command's arguments
     show: Callable[[Printable], None]
     load_names: Callable[[], Awaitable[PeerNames]]  # names that people see instead of peer ids
-    # Awaits a call on which voters decide. If that takes long, it shows the reason.
+    # Awaits a call on which voters decide, and shows the reason of a long wait.
     wait_for_decision: Callable[[Awaitable[str]], Awaitable[str]]
-    commands: Mapping[str, Command]  # all commands, by name
+    commands: Mapping[str, Command]  # name -> command
     user: UserInput
     is_at_prompt: bool = False
 

@@ -44,7 +44,7 @@ class Role:
     about: str  # its work, as a verb phrase
     registered_roles: tuple[str, ...] = ()  # roles in the ledger, which tell other peers what work this peer does
     services: tuple[str, ...] = ()  # names of the services that run at this peer
-    needs_worker: bool = False  # the process that computes
+    needs_worker: bool = False  # whether the role needs the worker, which computes
     needs_package: str = ""  # if it is not installed, the services do nothing, and `full` does not register these roles
 
 
@@ -70,7 +70,7 @@ class EventLine:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
     name: str
-    about: str  # for people, in one line
+    about: str  # one line for people
     modules: ModuleFactory = no_modules  # modules of the ledger, in the order in which a block applies them
     objectives: str = ""  # `module:name` of a tuple of objectives (`training.objectives.objective`)
     layers: str = ""  # `module:name` of a tuple of layers (`training.transformer`)
@@ -86,10 +86,10 @@ class Feature:
     services_everywhere: tuple[str, ...] = ()  # names of services that run at every peer, in all roles
     settings: tuple[Setting, ...] = ()
     rpc: str = ""  # `module:class` of the `Protocol` class that declares the calls (`features.rpc`)
-    # `module:function`: takes the states before and after a block as `StateReader`s, and returns `EventLine`s.
+    # `module:function` from the states before and after a block, as `StateReader`s, to `EventLine`s.
     event_lines: str = ""
     event_kinds: tuple[EventKind, ...] = ()  # kinds of events of its own; the events of a service have the service's name as kind
-    # `module:function`: takes the state and its height, and returns texts for an alert about recent failures.
+    # `module:function` from the state and its height to texts for an alert about recent failures.
     failures: str = ""
     rpc_handler: str = ""  # `module:class` that handles the calls; the first call constructs it with the running peer
     routes: str = ""  # `module:name` of a `web.routes.RouteSet`: HTTP routes and their handlers, for peers that run `serve`

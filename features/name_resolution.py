@@ -29,9 +29,9 @@ def resolve_peer(text: str, members: MembersState) -> bytes:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise UserError(f"no member is called {text!r}, and no peer id begins so; `peers` lists them")
+        raise UserError(f"unknown member {text!r}: `peer peers` lists names and peer ids")
     names = ", ".join(_shown(key, members) for key in found[:CHOICES_SHOWN]) + ", …" * (len(found) > CHOICES_SHOWN)
-    raise UserError(f"{text!r} fits {len(found)} peers: {names}; type more of the peer id")
+    raise UserError(f"{text!r} matches {len(found)} members: {names}; type more of the peer id")
 
 
 def resolve_job(text: str, jobs: Mapping[bytes, Job | QueuedJob], among: str) -> bytes:
@@ -43,7 +43,7 @@ def resolve_job(text: str, jobs: Mapping[bytes, Job | QueuedJob], among: str) ->
     found = [key for key, job in jobs.items() if wanted and (wanted == job.name or key.hex().startswith(wanted.lower()))]
     if len(found) != 1:
         names = ", ".join(f"{key.hex()[:8]} {job.name!r}" for key, job in jobs.items()) or "none"
-        raise UserError(f"{text!r} fits {len(found) or 'no'} {among} (there are: {names})")
+        raise UserError(f"{text!r} matches {len(found) or 'no'} {among} (choices: {names})")
     return found[0]
 
 

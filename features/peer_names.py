@@ -18,7 +18,7 @@ class PeerNames:
     """Displayed names by peer id: the name if it is unambiguous, otherwise the name with the short id."""
 
     def __init__(self, present: Mapping[str, str], former: Mapping[str, str] | None = None) -> None:
-        """Take two maps from peer id to name: `present` members, and `former` ones that no longer take part."""
+        """Make names from two maps of peer ids to names: `present` members, and `former` ones that no longer participate."""
         self._names = {**(former or {}), **present}
         self._present = present
         self._many = {name for name, count in Counter(present.values()).items() if count > 1}

@@ -23,8 +23,8 @@ from protocol.errors import RemoteProtocolError
 class RpcMethod:
     name: str
     about: str
-    signature: inspect.Signature  # without `self`
-    argument_types: Mapping[str, Any]  # by name of the argument
+    signature: inspect.Signature  # signature without `self`
+    argument_types: Mapping[str, Any]  # name of the argument -> type
     result_type: Any  # type of the result, or of each part of a stream
     is_streamed: bool = False  # the result arrives in parts, as they are produced
 
@@ -39,7 +39,7 @@ class RpcMethod:
     def decode_arguments(self, plain: Any) -> list[Any]:
         """Decode the arguments of a call. Raises `RemoteProtocolError` unless they have the declared types."""
         if not isinstance(plain, list) or len(plain) != len(self.argument_types):
-            raise RemoteProtocolError("mistyped", f"expected the arguments {tuple(self.argument_types)}")
+            raise RemoteProtocolError("mistyped", f"{self.name} expects the arguments {', '.join(self.argument_types) or 'none'}")
         return [codec.from_plain(kind, item) for kind, item in zip(self.argument_types.values(), plain, strict=True)]
 
     def decode_result(self, plain: Any) -> Any:
@@ -82,7 +82,7 @@ def _make_handler(protocol: type, maker: Callable[[], object]) -> object:
     handler = maker()
     for name, _ in public_methods(protocol):
         kind = type(handler)
-        assert name in vars(kind), f"{kind.__name__} inherits the declaration of {name!r} and does not answer it"
+        assert name in vars(kind), f"{kind.__name__} does not implement the call {name!r}"
     return handler
 
 

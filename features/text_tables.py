@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-BIDI_CONTROLS = {*range(0x202A, 0x202F), *range(0x2066, 0x206A)}  # they reorder the characters of a line
+BIDI_CONTROLS = {*range(0x202A, 0x202F), *range(0x2066, 0x206A)}  # characters that reorder a line
 # Texts of models and strangers may contain these characters, and a terminal would execute them.
 CONTROL_CHARACTERS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0), *BIDI_CONTROLS} - {9, 10}, "\ufffd")
 

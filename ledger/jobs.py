@@ -37,7 +37,7 @@ from rounds.round_terms import RoundTerms
 RUNNING_MAX = 8  # jobs with open rounds at once: each costs every peer a model in memory
 # Finished jobs stay in the state for `jobs` and `sample`. Older ones remain in the blocks.
 TRAINED_KEPT_MAX = 32
-UNTRAINED_KEPT_MAX = 16  # they cost their author nothing, so anybody can start many
+UNTRAINED_KEPT_MAX = 16  # finished jobs that trained nothing; they are free, so anybody can start many
 WINDING_UP_MAX = 16  # finished jobs with open audits; in excess of this, audits end early (`ledger.audits.state_machine`)
 BASES_MAX = 8  # finished jobs that stay because other jobs start from or read their models: each costs every disk a model
 PLANNED_MAX = 12  # finished or paused jobs that stay because modules will start others from them, or resume them
@@ -50,12 +50,12 @@ QUEUE_PER_MEMBER_MAX = 4  # no member can fill the queue alone
 TIMEOUT_DOUBLINGS_MAX = 6  # doublings of the time for re-execution, after rounds that could not be judged in time
 MISSED_VOUCHES_MAX = 3  # consecutive closed rounds in which a re-executor was called and did not vouch; then it is called last
 CALLED_LAST_ROUNDS = 20  # duration of being called last
-WRONG_VOUCHES_MAX = 3  # within WRONG_VOUCH_ROUNDS; then the re-executor is not called for the job's `suspension_rounds`
+WRONG_VOUCHES_MAX = 3  # per WRONG_VOUCH_ROUNDS; after that many, the re-executor is not called for `suspension_rounds`
 WRONG_VOUCH_ROUNDS = 20
-INVALID_UPDATES_MAX = 3  # within INVALID_UPDATE_ROUNDS; then the trainer is suspended, as each costs over f re-executions
+INVALID_UPDATES_MAX = 3  # per INVALID_UPDATE_ROUNDS; after that many, the trainer is suspended: each costs over f re-executions
 INVALID_UPDATE_ROUNDS = 20
 NO_PROGRESS_ROUNDS = 8  # consecutive rounds with only refused updates, which end the job: chance or a warm-up is shorter
-SUSPENSION_DOUBLINGS_MAX = 10  # of a suspension: 1024 times the first one is permanent, and round numbers stay small
+SUSPENSION_DOUBLINGS_MAX = 10  # doublings of a suspension: 1024 times the first one is permanent, and round numbers stay small
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ class AuditTerms:
     rate: float  # `rate` × `auditors` is the average number of re-executors that are drawn for a proposal
     auditors: int
     window: int  # rounds in which a proposal may be reported and judged
-    suspension_rounds: int  # the first time; each further suspension doubles it
+    suspension_rounds: int  # duration of the first suspension; each further one doubles it
     # Times over the slowest link of a trainer. 0: windows are counted in rounds alone.
-    response_ms: int = 0  # until the first bytes come, for any size
-    serving_ms_per_reexecutor: int = 0  # for the data that one re-executor downloads for a proposal
+    response_ms: int = 0  # time to the first byte, for any size
+    serving_ms_per_reexecutor: int = 0  # time to send the data that one re-executor downloads for a proposal
     closing: int = 0  # last rounds of the job, re-executed before the ballot, so that its end need not wait for their audits
 
     def served_ms(self, reexecutors: int) -> int:
@@ -96,18 +96,18 @@ class JobTerms:
     name: str
     objective: str
     rounds: int
-    audited: bool  # all updates are re-executed before the ballot
+    audited: bool  # whether all updates are re-executed before the ballot
     needs_worker: bool  # only voters that train can re-execute; otherwise every voter can
-    proposal_seconds: float  # how long a round waits for proposals
-    audits: AuditTerms | None = None  # re-executed after the round, by drawn auditors; then `audited` is False
+    proposal_seconds: float  # maximum wait of a round for proposals
+    audits: AuditTerms | None = None  # terms of sampled audits; with them, `audited` is False
     base: ModelReference | None = None
     start: bytes | None = None  # digest of the initial parameters, if they do not come from a job
     read: ModelReference | None = None  # another finished job, whose model all trainers of this one read
     requires: tuple[ModuleVersion, ...] = ()  # the network must run these modules, in these versions or later ones
-    parameters: int = 0  # of its model
-    suspension_rounds: int = 20  # of re-executors after false vouches, and of trainers after updates found false before votes
+    parameters: int = 0  # number of parameters of its model
+    suspension_rounds: int = 20  # suspension after false vouches, and after updates found false before votes
     anchor_rounds: int = 8  # number of rounds between anchors
-    role: str = TRAINER  # if the job needs a worker: members with this role train, and the voters among them re-execute
+    role: str = TRAINER  # members with this role train if the job needs a worker, and the voters among them re-execute
 
     @property
     def is_reexecuted(self) -> bool:
@@ -118,7 +118,7 @@ class JobTerms:
         return self.audited or (self.audits is not None and self.rounds - taken <= self.audits.closing)
 
 
-Record = TypeVar("Record")  # of one member in one job
+Record = TypeVar("Record")  # record of one member in one job
 
 
 class JobSpecRules(Protocol):
@@ -145,10 +145,10 @@ class VouchRecord:
 
     # consecutive closed rounds in which it was called and did not vouch
     missed_vouches: Annotated[int, Between(0, MISSED_VOUCHES_MAX)] = 0
-    assigned_last_until: Count = 0  # it is called last in rounds before this one
+    assigned_last_until: Count = 0  # first round in which it is no longer called last
     # the last rounds in which it vouched falsely
     wrong_vouch_rounds: Annotated[tuple[Count, ...], Length(0, WRONG_VOUCHES_MAX)] = ()
-    suspended_until: Count = 0  # it is not called in rounds before this one
+    suspended_until: Count = 0  # first round in which it is called again
 
     def after_round(self, round: int, is_false: bool, is_silent: bool, suspension_rounds: int) -> VouchRecord:
         """Return the record after a closed round in which the voter was asked to re-execute an accepted proposal, or vouched."""
@@ -173,7 +173,7 @@ class TrainerRecord:
 
     # the last rounds with a false update
     invalid_update_rounds: Annotated[tuple[Count, ...], Length(0, INVALID_UPDATES_MAX)] = ()
-    suspended_until: Count = 0  # it does not train in rounds before this one
+    suspended_until: Count = 0  # first round in which it trains again
     suspensions: Annotated[int, Between(0, SUSPENSION_DOUBLINGS_MAX)] = 0
 
     def after_invalid_update(self, round: int, suspension_rounds: int) -> TrainerRecord:
@@ -202,19 +202,19 @@ class Job:
     spec: Annotated[bytes, Length(1, TRANSACTION_BYTES_MAX)]
     name: Name
     author: Key
-    started_height: Count  # height
+    started_height: Count  # height of the block that started it
     rounds: Count
     phase: JobPhase
     round: Count  # the round that starts from the present model: the open one, or else the next one
     opened_height: Count  # height of the block that opened or renewed the round, or paused or ended the job
     model_root: Digest
     fully_audited: bool  # whether all updates of the open round are re-executed before the ballot
-    voters: TrainerKeys  # of the open round, like the next three
+    voters: TrainerKeys  # members of the open round, as in the next three fields
     reexecutors: TrainerKeys  # voters that can re-execute; empty in a job without re-execution
     trainers: TrainerKeys
     awaited: TrainerKeys
     base_job: Digest | None = None  # job whose model it started from; that job stays while this one runs
-    stop_requests: TrainerKeys = ()  # voters that want it to end
+    stop_requests: TrainerKeys = ()  # voters that request its end
     timeout_doublings: Annotated[int, Between(0, TIMEOUT_DOUBLINGS_MAX)] = 0
     # Counts over all rounds, in which more members may train than in one round.
     accepted: Annotated[dict[Key, Count], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
@@ -230,10 +230,11 @@ class Job:
     undone_rounds: Annotated[tuple[UndoneRounds, ...], Length(0, UNDONE_KEPT)] = ()
     # members whose updates are re-executed before the ballot
     distrusted_members: Annotated[tuple[Key, ...], Length(0, MEMBERS_MAX)] = ()
-    trainers_to_vouch_for: TrainerKeys = ()  # those of the open round, if it is not `fully_audited`
-    # Voter -> the anchor to which it wants the job to return, as the round that began with it.
+    trainers_to_vouch_for: TrainerKeys = ()  # trainers of the open round to vouch for, if it is not `fully_audited`
+    # Voter -> requested anchor of a rollback, given by the round that began with it.
     rollback_requests: Annotated[dict[Key, Count], Length(0, VOTERS_MAX)] = field(default_factory=dict)
-    refused_rounds: Annotated[int, Between(0, NO_PROGRESS_ROUNDS)] = 0  # since the last accepted update or rollback
+    # refused rounds since the last accepted update or rollback
+    refused_rounds: Annotated[int, Between(0, NO_PROGRESS_ROUNDS)] = 0
 
     def with_model(self, root: bytes, is_anchor: bool) -> Job:
         """Return the job with this model for its open round."""
@@ -310,16 +311,16 @@ class QueuedJob:
     spec: Annotated[bytes, Length(1, TRANSACTION_BYTES_MAX)]
     name: Name
     author: Key
-    since: Count  # height
+    since: Count  # height of the decision
     base_job: Digest | None = None
-    stop_requests: TrainerKeys = ()  # voters that want to remove it from the queue
+    stop_requests: TrainerKeys = ()  # voters that request its removal from the queue
     start_model_holders: TrainerKeys = ()  # voters that hold its initial parameters and found no fault with them
 
 
 @dataclass(frozen=True, slots=True)
 class JobsState:
     jobs: Annotated[dict[Digest, Job], Length(0, RUNNING_MAX + FINISHED_KEPT_MAX)] = field(default_factory=dict)
-    queue: Annotated[tuple[QueuedJob, ...], Length(0, QUEUE_MAX)] = ()  # in the order in which they were decided
+    queue: Annotated[tuple[QueuedJob, ...], Length(0, QUEUE_MAX)] = ()  # jobs in the order of their decisions
 
     def unfinished(self) -> dict[bytes, Job]:
         """Return the running, paused and settling jobs."""
@@ -355,7 +356,7 @@ class RequestRollback:
     """`job/rollback`: return the job to an anchor, by a quorum of voters."""
 
     job: Digest
-    round: Count  # that began with the anchor; the present model's round withdraws this voter's request
+    round: Count  # round that began with the anchor; the current model's round withdraws the voter's request
     last: Count = 0  # height of the job's last rollback that the voter knows, so that its request cannot mean undone rounds
 
 
@@ -381,10 +382,10 @@ class ClosedRound(JobFact):
 
     round: int
     outcome: RoundResult
-    proposals: tuple[Signed, ...]  # the accepted ones
+    proposals: tuple[Signed, ...]  # accepted proposals
     ballots: tuple[bytes, ...]  # voters whose ballots were decided
-    reveals: Mapping[bytes, bytes] = field(default_factory=dict)  # by voter: the nonces that those ballots reveal
-    commitments: Mapping[bytes, bytes] = field(default_factory=dict)  # by voter: the commitments in those ballots
+    reveals: Mapping[bytes, bytes] = field(default_factory=dict)  # voter -> nonce that its ballot reveals
+    commitments: Mapping[bytes, bytes] = field(default_factory=dict)  # voter -> commitment in its ballot
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,26 +500,26 @@ class JobsModule(Module[JobsState]):
         # Every program of a network knows its modules and their parts of a specification, so all refuse the same jobs.
         for wanted in self.rules.terms_of_spec(spec).requires:
             if network.module_version(wanted.name) < wanted.version:
-                needs = f"a job like this needs {wanted.name} {wanted.version}"
-                raise Refused(f"{needs}, which this network does not run: `features` shows what it does")
+                needs = f"this job needs version {wanted.version} of the module {wanted.name}"
+                raise Refused(f"{needs}, which this network does not run: `peer features` lists its modules")
         network.require_parameters_allowed(self.rules.terms_of_spec(spec).parameters)
         window_ms = self.audit_window_ms(spec, members)
         # Audits that take too long over the slowest allowed link are refused, so that no trainer is suspended for its link.
         if window_ms > AUDIT_WINDOW_MS_MAX:
-            takes = f"an audit of it may take {window_ms / 60_000:.0f} minutes over the least link that it allows"
-            most = f"{AUDIT_WINDOW_MS_MAX // 60_000} are allowed"
-            raise Refused(f"{takes}, and {most}: take a smaller model, another audit, or a higher uplink_mbit_min")
+            takes = f"an audit of this job may take {window_ms / 60_000:.0f} minutes over the slowest link that it allows"
+            most = f"at most {AUDIT_WINDOW_MS_MAX // 60_000} are allowed"
+            raise Refused(f"{takes}, {most}: choose a smaller model, another audit, or a higher uplink_mbit_min")
         return self._start(state, members, key, spec, author, height)
 
     def _with_start_model_holder(self, state: JobsState, members: MembersState, key: bytes, author: bytes) -> JobsState:
         """Add a voter that holds a queued job's initial parameters. The job starts once a quorum does. Raises `Refused`."""
         waiting = next((waiting for waiting in state.queue if waiting.job == key), None)
         if waiting is None or self.rules.terms_of_spec(waiting.spec).start is None:
-            raise Refused("no job in the line starts from such parameters")
+            raise Refused(f"no queued job {key.hex()[:8]} waits for initial parameters")
         if author not in members.voters:
-            raise Refused("only voters are asked what they hold")
+            raise Refused(f"{short_id(author)} is not a voter, and only voters attest initial parameters")
         if author in waiting.start_model_holders:
-            raise Refused("this voter has said so")
+            raise Refused(f"{short_id(author)} has already attested the initial parameters of job {key.hex()[:8]}")
         holders = tuple(sorted({*waiting.start_model_holders, author} & set(members.voters)))
         line = (replace(other, start_model_holders=holders) if other is waiting else other for other in state.queue)
         return replace(state, queue=tuple(line))
@@ -573,7 +574,7 @@ class JobsModule(Module[JobsState]):
         for key, job in jobs.items():
             if _is_stuck(job, members):
                 jobs[key] = self._renewed(job, members, height, barred.get(key, NO_SUSPENSIONS))
-        # Without a trainer, no proposal would come and the open round would never close.
+        # Without a trainer, no proposal would arrive and the open round would never close.
         for key, job in jobs.items():
             if job.phase is JobPhase.RUNNING and not any(map(members.may_be_awaited, job.trainers)):
                 jobs[key] = replace(job, phase=JobPhase.FINISHED, opened_height=height)
@@ -620,7 +621,7 @@ class JobsModule(Module[JobsState]):
             self._require_whole(state, terms.read, "read", spec, self.rules.why_read_model_refused)
         models = {of.job for of in (terms.base, terms.read) if of is not None}
         if models and len(self._held(state) | models) > BASES_MAX:
-            raise Refused(f"other jobs start from {BASES_MAX} models already, the most that are kept for that")
+            raise Refused(f"other jobs already use {BASES_MAX} models of finished jobs, the maximum: wait until one of them ends")
         job = self._made(terms, spec, author, members, height)
         # No queued job waits for the same kind of place.
         is_alone = all(self.rules.terms_of_spec(waiting.spec).needs_worker != terms.needs_worker for waiting in state.queue)
@@ -628,9 +629,10 @@ class JobsModule(Module[JobsState]):
             return replace(state, jobs={**state.jobs, key: job})
         mine = sum(members.current_key(waiting.author) == author for waiting in state.queue)
         if mine >= QUEUE_PER_MEMBER_MAX:
-            raise Refused(f"{QUEUE_PER_MEMBER_MAX} jobs of {short_id(author)} wait in line, the most of one member")
+            queued = f"{short_id(author)} already has {QUEUE_PER_MEMBER_MAX} queued jobs"
+            raise Refused(f"{queued}, the maximum: wait, or `peer cancel` one")
         if len(state.queue) >= QUEUE_MAX:
-            raise Refused(f"{QUEUE_MAX} jobs wait in line, the most there can be")
+            raise Refused(f"the queue is full with {QUEUE_MAX} jobs: try again when one has started")
         return replace(state, queue=(*state.queue, QueuedJob(key, spec, terms.name, author, height, job.base_job)))
 
     def _require_whole(
@@ -639,16 +641,18 @@ class JobsModule(Module[JobsState]):
         """Require that a model which a job names is the final model of a kept job, and fits. Raises `Refused`."""
         job = state.jobs.get(named.job)
         if job is None or job.phase is not JobPhase.FINISHED:
-            raise Refused(f"the job to {what} is not among the finished ones that are kept: `jobs` lists them")
+            raise Refused(f"no finished job {named.job.hex()[:8]} to {what}: `peer jobs` lists the finished jobs that are kept")
         if (job.round, job.model_root) != (named.round, named.root):
-            raise Refused(f"the model of job {job.name!r} is that of round {job.round} with another root")
+            raise Refused(f"the named model is not the final model of job {job.name!r}, which is that of round {job.round}")
         problem = misfit(job.spec, spec)
         if problem is not None:
-            raise Refused(f"job {job.name!r} is none that it can {what}: {problem}")
+            raise Refused(f"this job cannot {what} job {job.name!r}: {problem}")
 
     def _has_place(self, jobs: Mapping[bytes, Job], terms: JobTerms) -> bool:
         """Return whether a job can start. Only one job with workers runs at a time; those without run beside it."""
-        running = [job for job in jobs.values() if job.phase in (JobPhase.RUNNING, JobPhase.SETTLING)]  # the latter may run again
+        running = [
+            job for job in jobs.values() if job.phase in (JobPhase.RUNNING, JobPhase.SETTLING)
+        ]  # a settling job may run again
         trains = terms.needs_worker and any(self.rules.terms_of_spec(job.spec).needs_worker for job in running)
         return len(running) < RUNNING_MAX and not trains
 
@@ -673,13 +677,14 @@ class JobsModule(Module[JobsState]):
         )
         job = self.open_round(job, members, height, None)
         if not job.trainers and terms.needs_worker:
-            raise Refused(f"no member is registered as a {terms.role}; run a peer with that role, or the role full")
+            raise Refused(f"no member has the role {terms.role}: run a peer with the role {terms.role} or full")
         if not job.trainers:
-            raise Refused(f"only {short_id(author)} would train it, who was retired: it registers or stands for a vote first")
+            only = f"only {short_id(author)} could train this job, but it was retired"
+            raise Refused(f"{only}: it must register or stand as a voter first")
         needed = 2 * VoterSet(job.voters).faults_tolerated + 1
         if terms.is_reexecuted and len(job.reexecutors) < needed:
             mode = "full" if terms.audited else "sampled"
-            there = f"there are {len(job.reexecutors)}: let more voters train, or take another audit"
+            there = f"found {len(job.reexecutors)}: let more voters train, or choose another audit"
             raise Refused(f"audit {mode!r} needs {needed} voters with a worker, {there}")
         return job
 
@@ -722,7 +727,7 @@ class JobsModule(Module[JobsState]):
         trainer_records = _by_present_key(job.trainer_records, members, _trainer_severity)
         able = {key for key in may_train if suspended.get(key, 0) <= job.round}
         unsuspended = {key for key in able if key not in trainer_records or trainer_records[key].suspended_until <= job.round}
-        if accepted & unsuspended:  # without an accepted one, all may be absent and the round would never close
+        if accepted & unsuspended:  # without an accepted trainer, all may be absent and the round would never close
             able = unsuspended
         trainers = tuple(sorted(_by_seniority(able, members)[:TRAINERS_MAX]))
         auditors: tuple[bytes, ...] = ()
@@ -815,7 +820,7 @@ class JobsModule(Module[JobsState]):
         patience = job.timeout_doublings
         if closed.unjudged:
             patience = min(TIMEOUT_DOUBLINGS_MAX, patience + 1)
-        elif closed.accepted and closed.absent.isdisjoint(job.awaited):  # such a round shows all peers how long it takes
+        elif closed.accepted and closed.absent.isdisjoint(job.awaited):  # all peers can measure the duration of such a round
             patience = max(0, patience - 1)
         # Records of re-executors and trainers, by their present keys.
         of_voters = dict(job.vouch_records)
@@ -859,7 +864,7 @@ class JobsModule(Module[JobsState]):
         forgotten = set(untrained[: max(0, len(untrained) - UNTRAINED_KEPT_MAX)])
         while len(trained) > TRAINED_KEPT_MAX:
             authors = Counter(members.current_key(jobs[key].author) for key in trained)
-            oldest = max(trained, key=lambda key: authors[members.current_key(jobs[key].author)])  # the first of equals
+            oldest = max(trained, key=lambda key: authors[members.current_key(jobs[key].author)])  # the first among equals
             trained.remove(oldest)
             forgotten.add(oldest)
         return {key: job for key, job in jobs.items() if key not in forgotten}
@@ -876,9 +881,9 @@ def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, he
         return replace(state, queue=tuple(other for other in others if not (is_over and other.job == key)))
     job = state.jobs.get(key)
     if job is None or job.phase is JobPhase.FINISHED:
-        raise Refused("no such job is running, paused or waits in line")
+        raise Refused(f"job {key.hex()[:8]} is not running, paused or queued: `peer jobs` lists the jobs")
     if job.model_root == MODEL_ROOT_PENDING:
-        raise Refused("the job begins with this block, and can be stopped in a later one")
+        raise Refused(f"job {key.hex()[:8]} starts in this block: stop it after the next one")
     stops, is_over = add_stop_request(job.author, job.stop_requests, members, author)
     phase, opened = (JobPhase.FINISHED, height) if is_over else (job.phase, job.opened_height)
     return replace(state, jobs={**state.jobs, key: replace(job, stop_requests=stops, phase=phase, opened_height=opened)})
@@ -889,11 +894,11 @@ def add_stop_request(
 ) -> tuple[tuple[bytes, ...], bool]:
     """Add the author's request to end a job of `owner`. Raises `Refused`.
 
-    Returns the members that want it to end, and whether it ends, by its owner or by a quorum of voters.
+    Returns the members with such a request, and whether the job ends, by its owner or by a quorum of voters.
     """
     is_author = author == members.current_key(owner)
     if not is_author and author not in members.voters:
-        raise Refused("only its author or a voter can stop it")
+        raise Refused(f"{short_id(author)} is neither its author nor a voter, so it cannot stop it")
     stops = tuple(sorted({*stop_requests, author} & {*members.voters, author}))
     return stops, is_author or len(set(stops) & set(members.voters)) >= VoterSet(members.voters).quorum
 
@@ -902,24 +907,25 @@ def _with_rollback(state: JobsState, members: MembersState, asked: RequestRollba
     """Return the state with this voter's request for a rollback, or without the request that it withdraws. Raises `Refused`."""
     job = state.jobs.get(asked.job)
     if job is None or job.phase is JobPhase.FINISHED:
-        raise Refused("no such job is running, paused or settling: the model of a job that is over is final")
+        raise Refused(f"job {asked.job.hex()[:8]} is not running, paused or settling: the model of a finished job is final")
     if author not in members.voters:
-        raise Refused("only a voter can ask for a rollback")
+        raise Refused(f"{short_id(author)} is not a voter, so it cannot request a rollback")
     if asked.last != job.last_rollback:
-        raise Refused("the job has gone back meanwhile: look at its rounds again")
+        raise Refused("the job was rolled back in the meantime: check its rounds with `peer rounds`, then request again")
     rollbacks = {voter: number for voter, number in job.rollback_requests.items() if voter in members.voters and voter != author}
     taken = {anchor.round: anchor.rounds_in_model for anchor in job.anchors} | {job.round: job.rounds_in_model}
     if asked.round not in taken:
-        raise Refused(f"no anchor @{asked.round} is kept: take one of {', '.join(f'@{anchor.round}' for anchor in job.anchors)}")
+        anchors = ", ".join(f"@{anchor.round}" for anchor in job.anchors)
+        raise Refused(f"no anchor @{asked.round} is kept: choose one of {anchors}")
     if taken[asked.round] < job.rounds_in_model:
         rollbacks[author] = asked.round
     elif author not in job.rollback_requests:
-        raise Refused(f"@{asked.round} is the present model, and this voter has asked for no other one")
+        raise Refused(f"@{asked.round} is the current model, and {short_id(author)} has no rollback request to withdraw")
     return replace(state, jobs={**state.jobs, asked.job: replace(job, rollback_requests=dict(sorted(rollbacks.items())))})
 
 
 def _voted_back(job: Job, members: MembersState) -> int | None:
-    """Return the anchor that a quorum of the voters wants, as its round. None: there is none, or it is no longer kept."""
+    """Return the anchor that a quorum of the voters requests, as its round. None: there is none, or it is no longer kept."""
     wanted = Counter(number for voter, number in job.rollback_requests.items() if voter in members.voters)
     number, voters = max(wanted.items(), key=lambda item: item[1], default=(0, 0))
     is_kept = number in {anchor.round for anchor in job.anchors}

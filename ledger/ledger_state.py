@@ -60,7 +60,7 @@ OPENED_BYTES_MAX = 24 << 20  # cache of decoded messages: one round of VOTERS_MA
 OPENED_FACTOR = 4  # memory of a message with its body, per byte of the body: ballots take 3.8, transactions 2
 OPENED_OVERHEAD_BYTES = 1_024  # objects of the smallest message
 FAILURES_KEPT = 8
-# a full pool, and a block in each of two views; 3 MB
+# room for a full pool, and for a block in each of two views: 3 MB
 CHECKED_TRANSACTIONS_MAX = TRANSACTIONS_PENDING_MAX + 2 * TRANSACTIONS_PER_BLOCK_MAX
 
 
@@ -172,7 +172,7 @@ class StateTransition:
     started_jobs: tuple[bytes, ...]  # jobs whose first model has to be made
     closed_rounds: tuple[ClosedRound, ...]
     ended_jobs: tuple[bytes, ...]  # jobs that this block finished
-    rolled_back: Mapping[bytes, JobRolledBack]  # by job
+    rolled_back: Mapping[bytes, JobRolledBack]  # job -> its rollback
     anchored: frozenset[bytes]  # jobs whose model after the block is an anchor
     failures: tuple[ModuleFailure, ...] = ()  # steps of modules that raised an exception and therefore had no effect
 
@@ -189,7 +189,7 @@ class StateTransition:
         return self.state.with_modules(jobs=replace(self.state.jobs, jobs={**jobs, **changed}))
 
 
-# far above the bounds inside the modules: job specifications are the largest, 18 MB
+# A module's bounds are far below this: job specifications are the largest part, with 18 MB.
 STORED_MODULE_BYTES_MAX = 512 << 20
 
 
@@ -221,7 +221,7 @@ class TransactionTraits(NamedTuple):
 
     awaited_job: bytes | None = None  # see `Module.awaited_job`
     lingers: bool = False  # see `Module.lingers`
-    cost: int = 1  # in signature checks: its own signature, its statements' signatures, and `Module.apply_transaction`
+    cost: int = 1  # signature checks: its own signature, its statements' signatures, and `Module.apply_transaction`
 
 
 class OpenedTransaction(NamedTuple):
@@ -269,7 +269,7 @@ class LedgerRules:
         self.verifier = verifier
         self._known = {ModuleVersion(module.name, module.version): module for module in modules}
         assert len(self._known) == len(modules), "each version once"
-        self._by_kind: dict[str, Module[Any]] = {}  # of any version: all of them decode the content alike
+        self._by_kind: dict[str, Module[Any]] = {}  # transaction kind -> module in any version: all decode the content alike
         for module in modules:
             for kind in module.contents:
                 first = self._by_kind.setdefault(kind, module)
@@ -297,10 +297,10 @@ class LedgerRules:
         module = self._known.get(wanted)
         if module is None:
             known = sorted(version.version for version in self._known if version.name == wanted.name)
-            knows = f"knows {', '.join(map(str, known))}" if known else "does not know it"
-            goes_on, since = ("goes on with", f" from height {height}") if height else ("runs", "")
+            knows = f"has {', '.join(map(str, known))}" if known else "does not have this module"
+            goes_on, since = ("upgrades to", f" at height {height}") if height else ("runs", "")
             what = f"this network {goes_on} {wanted.name} {wanted.version}{since}; this program {knows}"
-            raise UnsupportedModuleVersion(f"{what}: install a newer one, and start this peer again")
+            raise UnsupportedModuleVersion(f"{what}: install a newer program and restart this peer")
         return module
 
     def last_supported_height(self, state: LedgerState) -> int | None:
@@ -405,7 +405,7 @@ class LedgerRules:
             return self.decode_state(encoded) if encoded else self.genesis_state()
         except RemoteProtocolError as error:
             raise StorageError(
-                f"the state on this disk cannot be read ({error.detail}): run the program that wrote it, or join the network "
+                f"cannot read the ledger's state on disk ({error.detail}): run the program that wrote it, or join the network "
                 "again with a new data directory"
             ) from None
 
@@ -431,7 +431,7 @@ class LedgerRules:
         return known if isinstance(known, kinds) else open_signed(signed, self.chain_id, self.verifier, kinds)
 
     def cache_opened_message(self, signed: Signed, message: Any) -> None:
-        """Cache an accepted message, which a block will contain again. Refused messages take no memory."""
+        """Cache an accepted message, which a block will contain again. Refused messages are not cached."""
         if signed in self._opened:
             return
         self._opened[signed] = message
@@ -461,7 +461,7 @@ class LedgerRules:
         module, said = read.module, read.said
         transaction, height = said.transaction, context.height
         if not height <= transaction.expires <= height + TRANSACTION_LIFETIME_HEIGHTS:
-            raise Refused(f"{transaction.kind} expires at height {transaction.expires}, this is {height}")
+            raise Refused(f"{transaction.kind} expires at height {transaction.expires}, which is not allowed at height {height}")
         state = state.with_modules(members=membership.use_nonce(state.members, transaction, said.author))
         self._check_statements(read.signed, read.statements)
         with self._refused_where_it_fails(module, transaction, state):
@@ -576,7 +576,7 @@ class LedgerRules:
 
     def apply_all_evidence(self, state: LedgerState, evidence: Sequence[Evidence]) -> LedgerState:
         if any(left.signer >= right.signer for left, right in pairwise(evidence)):
-            raise Refused("evidence must ascend by culprit, each once")
+            raise Refused("evidence must ascend by signer, without duplicates")
         for item in evidence:
             state = self.apply_evidence(state, item)
         return state
@@ -669,7 +669,7 @@ class LedgerRules:
         counts = not any(name == JobsModule.name for name, _ in skipped)
         closed = tuple(self.close_round(state, closing) for closing in body.round_certificates) if counts else ()
         if len({item.job for item in closed}) < len(closed):
-            raise Refused("one round of a job a block")
+            raise Refused("a block must not close two rounds of one job")
         after = self.apply_all_evidence(state, body.evidence)
         context = replace(self._context(state), facts=(*closed, *(MemberExpelled(item.signer) for item in body.evidence)))
         cost = 0

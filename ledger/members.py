@@ -24,9 +24,9 @@ from protocol.limits import MEMBERS_MAX, VOTERS_MAX
 from protocol.messages import Name, Transaction
 from protocol.name_validation import check_name
 
-ROTATIONS_MAX = 16  # of one member's key: old keys stay in the table for ever, and no single member may fill it
+ROTATIONS_MAX = 16  # rotations of one member's key: old keys stay in the table, which no single member may fill
 PRESENT_MEMBERS_MAX = MEMBERS_MAX * 2 // 5  # members, each counted once, under its last key
-# of one voter's invitations at a time; each is dropped when it expires, so no voter fills the table of the others
+# revoked invitations of one voter at a time; each is dropped when it expires, so no voter fills the others' table
 REVOKED_INVITATIONS_MAX = 64
 OLD_KEYS_MAX = MEMBERS_MAX - PRESENT_MEMBERS_MAX - VOTERS_MAX * ROTATIONS_MAX  # old keys; beyond this, only voters can rotate
 
@@ -93,7 +93,7 @@ class ResignAsVoter:
 
 @dataclass(frozen=True, slots=True)
 class RetireMember:
-    """`member/retire`, by a voter: a vote to retire a member that is gone. It replaces the voter's last such vote."""
+    """`member/retire`, by a voter: a vote to retire a member whose peer is gone. It replaces the voter's last such vote."""
 
     subject: Key
     lower_tolerance: bool  # the vote counts even if f is smaller without the subject
@@ -105,7 +105,7 @@ class RotateKey:
     """`member/rotate`, signed by the old key: the author's key becomes `new_key`."""
 
     new_key: Key
-    signature: SignatureBytes  # by the new key, over `rotation_preimage`
+    signature: SignatureBytes  # the new key's signature over `rotation_preimage`
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +114,9 @@ class Member:
 
     name: Name
     roles: Roles
-    admitted: Count  # height; 0 for founders
+    admitted: Count  # height of its admission; 0 for founders
     invited_by: Key | None
-    nonce: Count  # of its last decided transaction
+    nonce: Count  # nonce of its last decided transaction
     rotations: Annotated[int, Between(0, ROTATIONS_MAX)] = 0  # number of keys that this member had before
     successor: Key | None = None  # the key to which this one was rotated
     expelled: Count | None = None  # height of the block with the evidence
@@ -137,7 +137,7 @@ class MembersState:
     revoked_tokens: Annotated[
         dict[Key, Annotated[dict[Key, Count], Length(1, REVOKED_INVITATIONS_MAX)]], Length(0, PRESENT_MEMBERS_MAX)
     ] = field(default_factory=dict)  # voter -> token of an invitation that it signed and revoked -> expiry
-    retirement_votes: Annotated[dict[Key, RetireMember], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # by voter
+    retirement_votes: Annotated[dict[Key, RetireMember], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # voter -> its vote
 
     def is_current_key(self, key: bytes) -> bool:
         """Return whether this is the present key of a member."""
@@ -266,24 +266,25 @@ class MembersModule(Module[MembersState]):
                 return _with_member(state, author, replace(state.members[author], name=content.name))
             case StandAsVoter():
                 if any(state.current_key(key) == author for key in state.upcoming):
-                    raise Refused(f"{short_id(author)} votes already")
+                    raise Refused(f"{short_id(author)} is already a voter")
                 if context.certified_roots.get(content.height) != content.state_root:
-                    raise Refused(f"{short_id(author)} shows no recent certified root")
+                    shown = f"the state root of height {content.height}"
+                    raise Refused(f"{short_id(author)} must show a recent certified root, and {shown} is not one")
                 return replace(state, candidates={author: (), **state.candidates})
             case ApproveVoter(candidate):
                 if author not in state.voters:
-                    raise Refused(f"{short_id(author)} does not vote, so it cannot approve")
+                    raise Refused(f"{short_id(author)} is not a voter, so it cannot approve candidates")
                 if candidate in state.upcoming:
-                    raise Refused(f"{short_id(candidate)} votes already, or will in two heights")
+                    raise Refused(f"{short_id(candidate)} is already a voter, or becomes one within two heights")
                 if candidate not in state.candidates:
-                    raise Refused(f"{short_id(candidate)} does not stand as a voter")
+                    raise Refused(f"{short_id(candidate)} is not a candidate for a vote")
                 approvals = tuple(sorted({*state.candidates[candidate], author}))
                 return replace(state, candidates={**state.candidates, candidate: approvals})
             case ResignAsVoter():
                 if author not in state.upcoming or author in state.resigning_voters:
-                    raise Refused(f"{short_id(author)} does not vote")
+                    raise Refused(f"{short_id(author)} is not a voter, or already resigns")
                 if len(_staying(state)) <= 1:
-                    raise Refused("the last voter cannot leave")
+                    raise Refused("the last voter cannot resign")
                 return replace(state, resigning_voters=(*state.resigning_voters, author))
             case RetireMember():
                 return _retire(state, content, author, context)
@@ -298,8 +299,9 @@ def use_nonce(state: MembersState, transaction: Transaction, author: bytes) -> M
     """
     member = state.members.get(author)
     if member is not None and not state.is_current_key(author):
-        # This is permanent, and therefore not `Refused`: peers neither keep nor relay such a transaction.
-        raise RemoteProtocolError("not-a-member", f"{short_id(author)} {'is expelled' if member.expelled else 'has another key'}")
+        # The refusal is permanent, and therefore not `Refused`: peers neither keep nor relay the transaction.
+        gone = "is expelled" if member.expelled else "was replaced by a new key"
+        raise RemoteProtocolError("not-a-member", f"{short_id(author)} {gone}")
     expected = member.nonce + 1 if member else 1
     if transaction.nonce != expected:
         raise Refused(f"nonce {transaction.nonce} of {short_id(author)}, expected {expected}")
@@ -329,8 +331,8 @@ def advance_voter_sets(state: MembersState, height: int, time_ms: int) -> Member
     state = replace(state, retirement_votes=wishes)
     subject = _to_retire(state)
     if subject is not None:
-        # The member loses roles and candidacy at once, and its vote as if it left. It stays a member and may register and stand
-        # again.
+        # The member loses roles and candidacy at once, and its vote as if it resigned. It stays a member, and may register and
+        # stand again.
         state = replace(
             _with_member(state, subject, replace(state.members[subject], roles=(), retired=height)),
             candidates={key: approvals for key, approvals in state.candidates.items() if key != subject},
@@ -398,24 +400,24 @@ def _retire(state: MembersState, retire: RetireMember, author: bytes, context: B
     """Record a retirement vote. Raises `Refused` if it has no effect with the present voters; each block checks this again."""
     subject = retire.subject
     if author not in state.voters:
-        raise Refused(f"{short_id(author)} does not vote, so it cannot retire anybody")
+        raise Refused(f"{short_id(author)} is not a voter, so it cannot retire members")
     if not state.is_current_key(subject):
-        raise Refused(f"{short_id(subject)} is no member's present key")
+        raise Refused(f"{short_id(subject)} is not the current key of a member")
     if subject == author:
-        raise Refused("nobody retires itself: say `resign`")
+        raise Refused(f"{short_id(author)} cannot retire itself: `peer resign` ends its vote")
     if any(state.members[key].successor == subject for key in state.upcoming):
-        raise Refused(f"{short_id(subject)} changes its key: it can be retired when that is over")
+        raise Refused(f"{short_id(subject)} is rotating its key: retire it when the rotation is complete")
     if subject in state.resigning_voters:
-        raise Refused(f"{short_id(subject)} stops voting already")
+        raise Refused(f"{short_id(subject)} is already leaving the voters")
     if state.has_no_duties(subject):
-        raise Refused(f"{short_id(subject)} neither votes, stands nor trains: there is nothing to take from it")
+        raise Refused(f"{short_id(subject)} has no vote, no candidacy and no role: there is nothing to retire")
     if _is_last(state, subject):
-        raise Refused(f"{short_id(subject)} is the last voter")
+        raise Refused(f"{short_id(subject)} is the last voter, which cannot be retired")
     if not retire.lower_tolerance and lowers_tolerance(state, subject):
         warning = warning_for_removal(len(_staying(state)))
-        raise Refused(f"{warning}: it takes a quorum that says --lower-tolerance, or another voter first")
+        raise Refused(f"{warning}: add a voter first, or let a quorum vote with --lower-tolerance")
     if retire.expires < context.time_ms:
-        raise Refused("the wish has expired already: look at this peer's clock, and say it again")
+        raise Refused("the retirement vote has already expired: check this peer's clock, then vote again")
     return replace(state, retirement_votes={**state.retirement_votes, author: retire})
 
 
@@ -438,13 +440,13 @@ def _to_retire(state: MembersState) -> bytes | None:
 
 def retirement_vote_count(state: MembersState, subject: bytes) -> int:
     """Return the number of votes to retire this member. If f is smaller without it, only votes with `lower_tolerance` count."""
-    assert state.retirement_votes.keys() <= set(state.voters), "wishes go with their vote"
+    assert state.retirement_votes.keys() <= set(state.voters), "retirement votes end with their author's vote"
     lowers = lowers_tolerance(state, subject)
     return sum(wish.subject == subject and (wish.lower_tolerance or not lowers) for wish in state.retirement_votes.values())
 
 
 def lowers_tolerance(state: MembersState, subject: bytes) -> bool:
-    """Return whether f is smaller without this voter, once leaving and expelled voters are gone. Joins come later."""
+    """Return whether f is smaller without this voter, once leaving and expelled voters are gone. Joins are not counted."""
     left = len(_staying(state))
     return subject in state.upcoming and faults_tolerated(left - 1) < faults_tolerated(left)
 
@@ -464,13 +466,13 @@ def expel_member(state: MembersState, culprit: bytes, height: int) -> MembersSta
     """
     known = {*state.previous, *state.voters, *state.upcoming}
     if culprit not in state.members or (state.members[culprit].successor is not None and culprit not in known):
-        raise Refused(f"{short_id(culprit)} is no member's key")
+        raise Refused(f"{short_id(culprit)} is not the key of a member")
     person = state.current_key(culprit)
     if state.is_expelled(culprit) or state.is_expelled(person):
-        raise Refused(f"{short_id(culprit)} is expelled already")
+        raise Refused(f"{short_id(culprit)} is already expelled")
     keys = {key for key in (culprit, person, *known) if state.current_key(key) == person}
     if not _staying(state) - keys:
-        raise Refused(f"{short_id(culprit)} is the last voter")
+        raise Refused(f"{short_id(culprit)} is the last voter, which cannot be expelled")
     changed = {key: replace(state.members[key], roles=(), expelled=height) for key in keys}
     return replace(_without(state, keys), members={**state.members, **changed})
 
@@ -482,14 +484,14 @@ def _rotate(state: MembersState, rotate: RotateKey, author: bytes, context: Bloc
     """
     member = state.members[author]
     if rotate.new_key in state.members:
-        raise Refused(f"{short_id(rotate.new_key)} is or was a member's key")
+        raise Refused(f"{short_id(rotate.new_key)} is or was the key of a member: use a new key")
     # Other members leave room for rotations of voters: a voter whose vote log is lost can vote again only with a new key.
     old_keys = sum(other.successor is not None for other in state.members.values())
     has_room = len(state.members) < MEMBERS_MAX and (author in state.upcoming or old_keys < OLD_KEYS_MAX)
     if not has_room or member.rotations >= ROTATIONS_MAX:
-        raise Refused(f"{short_id(author)} cannot rotate its key any more")
+        raise Refused(f"{short_id(author)} cannot rotate its key again: the limit of key rotations is reached")
     if author in state.resigning_voters or any(state.members[key].successor == author for key in state.upcoming):
-        raise Refused(f"{short_id(author)} leaves or waits for its vote: it rotates when that is over")
+        raise Refused(f"{short_id(author)} is resigning or waits for its vote after a rotation: rotate the key after that")
     if not context.verifier.verify(rotate.new_key, rotation_preimage(context.chain_id, author), rotate.signature):
         raise RemoteProtocolError("bad-signature", "rotation")
     renewed = replace(member, admitted=context.height, nonce=0, rotations=member.rotations + 1)
@@ -521,22 +523,24 @@ def _with_member(state: MembersState, key: bytes, member: Member) -> MembersStat
 
 def _admit(state: MembersState, admit: AdmitMember, author: bytes, nonce: int, context: BlockContext) -> MembersState:
     if author in state.members:
-        raise Refused(f"{short_id(author)} is a member already")
+        raise Refused(f"{short_id(author)} is already a member")
     present = [member for member in state.members.values() if member.successor is None]
     if len(present) >= PRESENT_MEMBERS_MAX:
-        raise Refused(f"the network has {PRESENT_MEMBERS_MAX} members, the most it can hold")
+        raise Refused(f"the network already has {PRESENT_MEMBERS_MAX} members, the maximum")
     check_roles(admit.roles)
     check_name(admit.name)
     invitation = open_signed(admit.invitation, context.chain_id, context.verifier, (Invitation,))
     if admit.invitation.signer not in state.voters or not state.is_current_key(admit.invitation.signer):
-        raise Refused(f"the invitation is signed by {short_id(admit.invitation.signer)}, who does not vote")
+        signer = short_id(admit.invitation.signer)
+        raise Refused(f"the invitation is signed by {signer}, which is not a voter: ask a voter for a new one")
     inviter = state.current_key(admit.invitation.signer)
     invited = sum(member.invited_by is not None and state.current_key(member.invited_by) == inviter for member in present)
     if invited >= PRESENT_MEMBERS_MAX // len(state.voters):
-        raise Refused(f"{short_id(inviter)} has invited {invited} members, its share of all there can be")
+        full = f"{short_id(inviter)} has already invited {invited} members, the maximum"
+        raise Refused(f"{full}: ask another voter for an invitation")
     gone = _gone(state, invitation, admit.invitation.signer, context)
     if gone:
-        what_to_do = "ask whoever invited you for a new one, stop this peer and `peer join` the new one with the same --data-dir"
+        what_to_do = "ask for a new one, stop this peer, and `peer join` the new one with the same --data-dir"
         raise Refused(f"the invitation {gone}: {what_to_do}")
     if not context.verifier.verify(invitation.token, token_preimage(context.chain_id, author), admit.token_signature):
         raise RemoteProtocolError("bad-signature", "invitation token")
@@ -556,21 +560,19 @@ def _gone(state: MembersState, invitation: Invitation, inviter: bytes, context: 
 def _revoke(state: MembersState, signed: Signed, author: bytes, context: BlockContext) -> MembersState:
     """Revoke an invitation of the author. Another voter that signs the same token revokes only its own invitation."""
     if author not in state.voters:
-        raise Refused(f"{short_id(author)} does not vote, so its invitations admit nobody")
+        raise Refused(f"{short_id(author)} is not a voter, so its invitations admit no members")
     if signed.signer != author:
-        raise Refused(f"the invitation is signed by {short_id(signed.signer)}, who alone can revoke it")
+        raise Refused(f"the invitation is signed by {short_id(signed.signer)}, and only its signer can revoke it")
     invitation = open_signed(signed, context.chain_id, context.verifier, (Invitation,))
     gone = _gone(state, invitation, author, context)
     if gone:
-        raise Refused(f"the invitation {gone} already")
+        raise Refused(f"the invitation {gone}, so there is nothing to revoke")
     known = state.revoked_tokens.get(author, {})
     if len(known) >= REVOKED_INVITATIONS_MAX:
-        raise Refused(
-            f"{short_id(author)} has revoked {REVOKED_INVITATIONS_MAX} invitations that have not expired yet, the most it can"
-        )
+        raise Refused(f"{short_id(author)} has already revoked {REVOKED_INVITATIONS_MAX} unexpired invitations, the maximum")
     return replace(state, revoked_tokens={**state.revoked_tokens, author: {**known, invitation.token: invitation.expires}})
 
 
 def warning_for_removal(voters: int) -> str | None:
     before, after = faults_tolerated(voters), faults_tolerated(voters - 1)
-    return f"with {voters - 1} voters {after} may lie, not {before} as now" if after < before else None
+    return f"{voters - 1} voters tolerate {after} faulty, {voters} tolerate {before}" if after < before else None

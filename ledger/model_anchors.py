@@ -11,7 +11,7 @@ from protocol.codec import Count, Digest, Key, Length
 from protocol.identity import short_id
 from protocol.units import display_round_number
 
-ANCHORS_MAX = 16  # of one job: each is a model on every disk, and further ones only shorten a rollback
+ANCHORS_MAX = 16  # anchors of one job: each is a model on every disk, and further ones only shorten a rollback
 UNDONE_KEPT = 32  # the last rollbacks of one job, kept for people
 
 
@@ -36,10 +36,10 @@ class UndoneRounds:
     """Rounds whose steps a rollback removed from the model."""
 
     first: Count
-    last: Count  # this round may have been open
+    last: Count  # last undone round, which may have been open
     height: Count
     reason: UndoReason
-    trainer: Key | None = None  # the convicted one
+    trainer: Key | None = None  # the convicted trainer
 
 
 ModelAnchors = Annotated[tuple[ModelAnchor, ...], Length(0, ANCHORS_MAX)]  # ascending
@@ -48,7 +48,7 @@ ModelAnchors = Annotated[tuple[ModelAnchor, ...], Length(0, ANCHORS_MAX)]  # asc
 def newest_anchor_up_to(anchors: Sequence[ModelAnchor], number: int) -> ModelAnchor:
     """Return the newest anchor at or before this round. Normally there is one for each round that an audit can reach.
 
-    If a step of the audits failed, those rounds are unknown and the anchor may be gone: the result is then the oldest anchor.
+    If a step of the audits failed, those rounds are unknown and the anchor may be missing: the result is then the oldest anchor.
     """
     return max((anchor for anchor in anchors if anchor.round <= number), key=lambda anchor: anchor.round, default=anchors[0])
 
@@ -67,9 +67,9 @@ def anchors_to_keep(anchors: Sequence[ModelAnchor], doubtful: int) -> tuple[Mode
 
 UNDO_REASON_TEXTS = {
     UndoReason.FALSE: "an update of {} is false",
-    UndoReason.WITHHELD: "{} did not show an update to its auditors",
-    UndoReason.STOPPED: "the job ended before they were audited",
-    UndoReason.VOTED: "a quorum of the voters wanted the model before them",
+    UndoReason.WITHHELD: "{} withheld an update from its auditors",
+    UndoReason.STOPPED: "the job ended before their audits",
+    UndoReason.VOTED: "a quorum of the voters requested a rollback",
 }
 
 

@@ -39,7 +39,7 @@ from protocol.limits import (
 from protocol.messages import Name
 from protocol.name_validation import check_name
 
-PARAMETERS_LIMIT = "parameters"  # of the model of a new job: the only limit so far
+PARAMETERS_LIMIT = "parameters"  # limit of the parameters of a new job's model: the only limit so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,11 @@ class NetworkLimit:
 @dataclass(frozen=True, slots=True)
 class NetworkState:
     modules: ModuleVersions  # in their order inside a block
-    upgrade_votes: Annotated[dict[Key, ModuleUpgrade], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # by voter
+    upgrade_votes: Annotated[dict[Key, ModuleUpgrade], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # voter -> its vote
     # ascending by height and name, at most one of a module
     due_upgrades: Annotated[tuple[ModuleUpgrade, ...], Length(0, MODULES_MAX)] = ()
     parameters_max: Annotated[int, Between(1, PARAMETERS_ALLOWED_MAX)] = PARAMETERS_ALLOWED
-    limit_votes: Annotated[dict[Key, NetworkLimit], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # by voter
+    limit_votes: Annotated[dict[Key, NetworkLimit], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # voter -> its vote
 
     def module_version(self, module: str) -> int:
         """Return the version that runs, or 0 if the network has no such module."""
@@ -79,13 +79,13 @@ class NetworkState:
     def require_parameters_allowed(self, parameters: int) -> None:
         """Raise `Refused` for a job whose model has too many parameters."""
         if parameters > self.parameters_max:
-            size = f"its model has {parameters} parameters, and this network allows {self.parameters_max}"
-            raise Refused(f"{size}: `peer limit {PARAMETERS_LIMIT} N` raises that, said by a quorum of its voters")
+            size = f"the model has {parameters} parameters, but this network allows {self.parameters_max}"
+            raise Refused(f"{size}: a quorum of voters can raise that with `peer limit {PARAMETERS_LIMIT} N`")
 
 
 class NetworkModule(Module[NetworkState]):
     name = "network"
-    costs: ClassVar[Mapping[str, int]] = {"network/upgrade": 4, "network/limit": 4}  # all votes are counted
+    costs: ClassVar[Mapping[str, int]] = {"network/upgrade": 4, "network/limit": 4}  # each transaction counts all votes
     contents: ClassVar[Mapping[str, type]] = {"network/upgrade": ModuleUpgrade, "network/limit": NetworkLimit}
     state_type = NetworkState
 
@@ -117,32 +117,32 @@ def _with_upgrade_wish(
 ) -> NetworkState:
     """Return the state with this vote. Raises `Refused`."""
     if author not in members.voters:
-        raise Refused(f"{short_id(author)} does not vote, so it cannot wish for an upgrade")
+        raise Refused(f"{short_id(author)} is not a voter, so it cannot vote for an upgrade")
     check_name(wish.module)
     running = state.module_version(wish.module)
     if wish.version <= running:
-        raise Refused(f"the network runs {wish.module} {running} already")
+        raise Refused(f"the network already runs version {running} of {wish.module}")
     joining = sum(not state.module_version(upgrade.module) for upgrade in state.due_upgrades)
     if not running and len(state.modules) + joining >= MODULES_MAX:
-        raise Refused(f"the network has {MODULES_MAX} modules, the most it can hold")
+        raise Refused(f"the network already has {MODULES_MAX} modules, the maximum")
     if any(upgrade.module == wish.module for upgrade in state.due_upgrades):
-        raise Refused(f"an upgrade of {wish.module} is decided already, and has to be over first")
+        raise Refused(f"an upgrade of {wish.module} is already decided: wait until it takes effect")
     first, last = height + UPGRADE_NOTICE_HEIGHTS, height + UPGRADE_AHEAD_HEIGHTS_MAX
     if not first <= wish.height <= last:
-        raise Refused(f"height {wish.height} is not within {first} and {last}: name one that leaves operators time")
+        raise Refused(f"height {wish.height} is outside {first}..{last}: choose a height that leaves operators time to upgrade")
     return _decided(replace(state, upgrade_votes={**state.upgrade_votes, author: wish}), members)
 
 
 def _with_limit_wish(state: NetworkState, wish: NetworkLimit, author: bytes, voters: VoterSet) -> NetworkState:
     """Return the state with this vote. Raises `Refused`."""
     if author not in voters.members:
-        raise Refused(f"{short_id(author)} does not vote, so it cannot set a limit")
+        raise Refused(f"{short_id(author)} is not a voter, so it cannot vote for a limit")
     if wish.name != PARAMETERS_LIMIT:
-        raise Refused(f"there is no limit {wish.name!r}: {PARAMETERS_LIMIT!r} is one")
+        raise Refused(f"unknown limit {wish.name!r}: the only limit is {PARAMETERS_LIMIT!r}")
     others = {voter: other for voter, other in state.limit_votes.items() if voter != author}
     if wish.most == state.parameters_max:
         if len(others) == len(state.limit_votes):
-            raise Refused(f"the network allows {wish.most} {PARAMETERS_LIMIT} already")
+            raise Refused(f"the network already allows {wish.most} {PARAMETERS_LIMIT}")
         return replace(state, limit_votes=others)
     limits = {**others, author: wish}
     if sum(limits.get(voter) == wish for voter in voters.members) >= voters.quorum:

@@ -34,7 +34,7 @@ from protocol.name_validation import name_problem
 
 PROOF_LINKS_MAX: Final = 1 << 16  # enough for seven years of a network that changes its voters every hour
 # Room for two modules of the largest size. The `network` module needs a thousandth of one, which leaves room for the links. A
-# malicious file costs its reader this memory, once.
+# malicious file makes its reader allocate this memory, once.
 PROOF_FILE_BYTES_MAX: Final = 2 * SNAPSHOT_MODULE_BYTES_MAX
 
 
@@ -42,10 +42,10 @@ PROOF_FILE_BYTES_MAX: Final = 2 * SNAPSHOT_MODULE_BYTES_MAX
 class RowProof:
     genesis: Annotated[bytes, Length(1, MESSAGE_BYTES_MAX)]
     light_blocks: Annotated[tuple[LightBlock, ...], Length(1, PROOF_LINKS_MAX)]  # the last header names the state root
-    digests: Annotated[dict[Name, Digest], Length(1, MODULES_MAX)]  # of all modules
-    network: Annotated[bytes, Length(1, SNAPSHOT_MODULE_BYTES_MAX)]  # the module with the versions of all modules
+    digests: Annotated[dict[Name, Digest], Length(1, MODULES_MAX)]  # digests of all modules
+    network: Annotated[bytes, Length(1, SNAPSHOT_MODULE_BYTES_MAX)]  # encoded `network` module, with the versions of all modules
     module: Name
-    state: Annotated[bytes, Length(1, SNAPSHOT_MODULE_BYTES_MAX)]  # the module with the table
+    state: Annotated[bytes, Length(1, SNAPSHOT_MODULE_BYTES_MAX)]  # encoded module with the table
     field: Count  # the table's place among the fields of `state`
     key: RowKey
     value: RowValue | None  # nil: the key has no row
@@ -70,7 +70,7 @@ class VerifiedRow:
     certified: VerifiedHeader  # the next block, whose header names that state's root
     voters: VoterSet  # the voters that decided it
     voter_set_change_count: int  # changes of the voter set since the genesis
-    version: int  # of the module with the table
+    version: int  # version of the module with the table
     is_known: bool  # whether this program knows the version; if not, only the file claims that the field is a table
     table: str  # module/field; the field is a number from 0 if this program does not know the module
     root: TableRoot
@@ -129,31 +129,32 @@ def verify_row_proof_file(data: bytes, modules: Iterable[Module[Any]], verifier:
     """
     file = decode_message(data, (RowProofFile,), PROOF_FILE_BYTES_MAX)
     if hashlib.sha256(file.content).digest() != file.digest:
-        raise _bad("the file has other bytes than whoever made it wrote")
+        raise _bad("the file is damaged: its content does not match its digest")
     content = decode(RowProof, file.content, PROOF_FILE_BYTES_MAX)
     genesis = Genesis.decode(content.genesis)
     for name in (content.module, *content.digests):
         if "/" in name or name_problem(name):
-            raise _bad(f"{name!a} is no name of a module")
+            raise _bad(f"{name!a} is not a valid module name")
     path = LightClient(genesis.chain_id, verifier, 0, genesis.voters, None)
     for link in content.light_blocks[:-1]:
         path.verify_light_block(link)
-    voters = path.voters  # of the last link's block
+    voters = path.voters  # voters of the last link's block
     certified = path.verify_light_block(content.light_blocks[-1])
     if state_root_over(content.digests) != certified.header.state_root:
-        raise _bad(f"the modules are not those under the state root in block {certified.header.height}")
+        raise _bad(f"the modules do not match the state root in block {certified.header.height}")
     network = _module(content, NetworkModule.name, content.network)
     state = _module(content, content.module, content.state)
     root = _table_root(state, content.module, content.field)
     if not verify_key(root.hash, content.key, content.value, content.proof):
-        raise _bad("the row is not under the root of the table" if content.value is not None else "the key may have a row")
+        has_row = content.value is not None
+        raise _bad("the row does not match the root of its table" if has_row else "the proof does not exclude a row")
     version = decode(NetworkState, network, len(network)).module_version(content.module)
     kind = next((of.state_type for of in modules if (of.name, of.version) == (content.module, version)), None)
     field, record = str(content.field), None
     if kind is not None:
         field = dict(enumerate(of.name for of in fields(kind))).get(content.field, "")
         if field not in table_fields(kind):
-            raise _bad(f"field {content.field} of the module {content.module!r} is no table")
+            raise _bad(f"field {content.field} of the module {content.module!r} is not a table")
         record = None if content.value is None else decode(record_type(kind, field), content.value, ROW_BYTES_MAX)
     return VerifiedRow(
         genesis=genesis,
@@ -174,7 +175,7 @@ def verify_row_proof_file(data: bytes, modules: Iterable[Module[Any]], verifier:
 
 def _module(content: RowProof, name: str, encoded: bytes) -> bytes:
     if content.digests.get(name) != module_digest(encoded):
-        raise _bad(f"the module {name!r} is not the one under the state root")
+        raise _bad(f"the module {name!r} does not match the state root")
     return encoded
 
 
@@ -184,7 +185,7 @@ def _table_root(state: bytes, module: str, field: int) -> TableRoot:
         found = encoded_item(state, field)
         root = decode(TableRoot, found, len(found))
     except RemoteProtocolError:
-        raise _bad(f"field {field} of the module {module!r} is no table") from None
+        raise _bad(f"field {field} of the module {module!r} is not a table") from None
     return root
 
 

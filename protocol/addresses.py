@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from protocol.errors import UserError
 from protocol.limits import ADDRESS_CHARACTERS_MAX, ADVERTISED_MAX
 
-WILDCARDS = ("0.0.0.0", "::")  # to listen on, they mean every interface; they cannot be dialed
-NO_LISTEN_ADDRESS = "none"  # in place of an address to listen on: this peer accepts no connections
+WILDCARDS = ("0.0.0.0", "::")  # as listening addresses they mean all interfaces; nobody can dial them
+NO_LISTEN_ADDRESS = "none"  # setting of a peer that accepts no connections
 _LABEL = "[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 # A host whose last label has only digits is a malformed IP address, not a name (WHATWG URL, "ends in a number").
 _NAME = re.compile(rf"(?:{_LABEL}\.)*(?![0-9]+\.?$){_LABEL}\.?", re.IGNORECASE | re.ASCII)
@@ -44,7 +44,7 @@ def is_ip(host: str) -> bool:
 
 
 def host_subnet(host: str) -> str:
-    """Return the key of a host in budgets: an IPv4 address, a name, or an IPv6 /64 network, which one owner usually has."""
+    """Return the key of a host in quotas: an IPv4 address, a name, or an IPv6 /64 network, which one owner usually has."""
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:
@@ -63,7 +63,7 @@ def is_loopback(host: str) -> bool:
 
 
 def parse_listen_addresses(text: str, what: str = "") -> tuple[str, ...]:
-    """Return the addresses of a list with commas, on which a peer listens; `none` gives no address.
+    """Parse a comma-separated list of listening addresses. `none` gives no address.
 
     Raises `UserError` for an invalid address, a duplicate, or more than ADVERTISED_MAX.
     """
@@ -71,26 +71,26 @@ def parse_listen_addresses(text: str, what: str = "") -> tuple[str, ...]:
     for address in addresses:
         if address == NO_LISTEN_ADDRESS:
             raise UserError(
-                f"{what}{NO_LISTEN_ADDRESS!r} stands alone: a peer accepts connections at every other address, or dials only"
+                f"{what}{NO_LISTEN_ADDRESS!r} cannot be combined with addresses: it means that the peer accepts no connections"
             )
         if parse_address(address, what)[1] and addresses.count(address) > 1:
-            raise UserError(f"{what}{address!r} is there twice")
+            raise UserError(f"{what}{address!r} is listed twice: remove one of them")
     if len(addresses) > ADVERTISED_MAX:
-        raise UserError(f"{what}{len(addresses)} addresses are too many: {ADVERTISED_MAX} are the most")
+        raise UserError(f"{what}{len(addresses)} addresses, at most {ADVERTISED_MAX} are allowed")
     return addresses
 
 
 def format_listen_addresses(listening: Sequence[str], told: Sequence[str]) -> str:
     """Describe where a running peer listens, and the addresses that it announces (`told`), if they differ."""
     if not listening:
-        return "dials only and accepts no connections"
+        return "accepts no connections, only dials other peers"
     differs = told and list(told) != list(listening)
-    return f"listens on {', '.join(listening)}" + (f" (others are told {', '.join(told)})" if differs else "")
+    return f"listens on {', '.join(listening)}" + (f" (announced as {', '.join(told)})" if differs else "")
 
 
 def format_listen_error(error: OSError) -> str:
     """Describe an error of listening and, after `; `, its remedy."""
-    way = "stop the program that uses it, or name" if error.errno == errno.EADDRINUSE else "name"
+    way = "stop the program that uses it, or choose" if error.errno == errno.EADDRINUSE else "choose"
     return f"{(error.strerror or str(error)).lower()}; {way} another address (HOST:PORT, port 0 for any free one)"
 
 
@@ -98,7 +98,7 @@ class AddressScope(enum.StrEnum):
     """The peers that can reach an address."""
 
     LOOPBACK = "loopback"  # the machine itself
-    PRIVATE = "private"  # its local network: the same host elsewhere is another machine
+    PRIVATE = "private"  # peers of its local network; elsewhere the address is another machine's
     PUBLIC = "public"  # all machines; DNS names are assumed to be public
 
     def includes(self, other: AddressScope) -> bool:
@@ -135,16 +135,18 @@ def check_dialable_address(text: str, what: str) -> str:
     """Return `text` if other peers can dial it. Raises `UserError` otherwise, whose message begins with `what`."""
     host, port = parse_address(text, f"{what}: ")
     if port == 0:
-        raise UserError(f"{what}: {text!r} names port 0, at which nobody can be dialed; name the port that others reach")
+        raise UserError(f"{what}: {text!r} has port 0, which other peers cannot dial; give the port that they can reach")
     if host in WILDCARDS:
-        raise UserError(f"{what}: {text!r} means every interface, and nobody can dial that; name the address that others reach")
+        raise UserError(
+            f"{what}: {text!r} means every interface, and other peers cannot dial it; give an address that they can reach"
+        )
     return text
 
 
 def _is_host(host: str, version: int) -> bool:
     """Return whether `host` is an address of this IP version, or for version 4 a name.
 
-    An address with `%` is refused. It names an interface of one machine, and the name may be any text.
+    An address with `%` is refused: the name of a local interface follows, which may be any text.
     """
     try:
         return "%" not in host and ipaddress.ip_address(host).version == version

@@ -16,7 +16,7 @@ from protocol.sampling import SamplingOptions
 BULK_TRAFFIC_KINDS = (
     "blobs",
     "reveals",
-)  # parts of `bulk` traffic: blobs, and the part of these that audits request
+)  # shares of `bulk` traffic: all blobs, and the blobs that audits request
 
 
 INVITATION_DAYS = 7  # default lifetime of an invitation
@@ -27,7 +27,7 @@ INVITATION_DAYS_MAX = 90  # after more days, nobody remembers for whom an invita
 class LinkMinute:
     """Measurements of one minute, over all links to a peer."""
 
-    ago_seconds: float  # since the end of the minute; 0: the current minute
+    ago_seconds: float  # seconds since the end of the minute; 0: the current minute
     pings: int
     round_trip_ms: float | None  # mean; None: not measured, as in the next four fields
     round_trip_ms_least: float | None
@@ -49,7 +49,7 @@ class LinkView:
     relay: str | None = None  # peer id of the relay, if it is relayed
     mbit_per_second: float | None = None  # rate of transfers to this peer while the link was the bottleneck
     retransmitted: float | None = None  # share of segments in the last hour; None: the kernel does not report it
-    silent_seconds: float | None = None  # since the last message, if that is suspiciously long
+    silent_seconds: float | None = None  # seconds since the last message, if they are suspiciously many
     history: tuple[LinkMinute, ...] = ()  # last hour, oldest first, without minutes that have no measurement
 
 
@@ -60,12 +60,12 @@ class PeerView:
     roles: tuple[str, ...]
     member: bool
     voter: bool
-    leader: bool  # of the open height
+    leader: bool  # whether it leads the open height
     me: bool
     link: LinkView | None
     approvals: tuple[str, ...]  # voters that approve this member as a voter
     membership: str  # the last decision about its membership, for people
-    departed: str = ""  # why this key no longer takes part: it was expelled, or replaced by another key of its owner
+    departed: str = ""  # reason why this key no longer takes part: expulsion, or another key of its owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,9 @@ class DialView:
     """An address that this peer cannot reach."""
 
     address: str
-    peer: str  # peer id that it expects there; empty: any
+    peer: str  # expected peer id; empty: any
     reason: str
-    attempts: int  # in a row
+    attempts: int  # consecutive failures
     next_attempt_seconds: float
     text: str  # all fields in one line, for people
 
@@ -84,10 +84,10 @@ class PeerState(enum.StrEnum):
     """States of a peer, the gravest last. A peer reports the gravest one that is true."""
 
     WORKING = "working"
-    SUSPENDED = "suspended"  # it votes, but does not train for some time
+    SUSPENDED = "suspended"  # the peer votes, but does not train for some time
     BEHIND = "behind"
-    WAITING = "waiting"  # it can decide nothing before another peer connects
-    SILENT = "silent"  # it signs nothing until the network has passed the heights for which it may have signed before
+    WAITING = "waiting"  # the peer can decide nothing before another peer connects
+    SILENT = "silent"  # the peer signs nothing until the network has passed heights that it may have signed before
     JOINING = "joining"
     HALTED = "halted"
     EXPELLED = "expelled"
@@ -123,19 +123,19 @@ class StatusView:
     tolerated: int  # f
     quorum: int  # q
     links: int
-    halted: str  # why this peer signs nothing, for good or for some time; empty: it works
+    halted: str  # reason why this peer signs nothing, for good or for some time; empty: it signs
     uptime_seconds: float
-    waiting: str = ""  # the peers for which this peer waits before it can decide anything; empty: none
+    waiting: str = ""  # peers that this peer needs for any decision and waits for; empty: none
     suspended: str = ""  # the end of this trainer's suspension, and the reason; empty: it may train
     unaudited: tuple[str, ...] = ()  # names of running jobs without re-execution
     fork: str = ""  # two certified blocks at one height; empty: none. It stops nothing
     module_failure: str = ""  # the last failure of a module since the start, which is a bug. It stops nothing
-    state: str = "working"  # of `PeerState`
-    decided_seconds_ago: float | None = None  # since the last decision here; None: there was none
+    state: str = "working"  # a value of `PeerState`
+    decided_seconds_ago: float | None = None  # seconds since the last decision here; None: there was none
     unreached_addresses: tuple[DialView, ...] = ()  # addresses that this peer cannot reach
     heights_behind: int | None = 0  # heights that others have decided and this peer has not applied; None: no peer is connected
-    straggling: str = ""  # why this trainer's updates come too late, and the remedy; empty: they are in time
-    reexecution_limits: str = ""  # running jobs in which this peer is called last or not at all, with end and reason
+    straggling: str = ""  # reason why this trainer's updates are late, and the remedy; empty: they are in time
+    reexecution_limits: str = ""  # running jobs in which this peer re-executes last or never, with end and reason
     disk_shortage: str = ""  # jobs that do not fit on this peer's disk, and the consequence; empty: all fit
     parameters_max: int = 0  # limit of this network for a job's model
     reachability: str = "unknown"  # direct: others can dial this peer; relayed: they cannot; unknown: too few tried
@@ -151,7 +151,7 @@ class StatsView:
     decision_ms_p50: float | None
     decision_ms_p99: float | None
     seconds_to_first_decision: float | None
-    bytes_sent: dict[str, int]  # by kind: vote, control, bulk, and `BULK_TRAFFIC_KINDS`
+    bytes_sent: dict[str, int]  # kind of traffic -> bytes: vote, control, bulk, and `BULK_TRAFFIC_KINDS`
     bytes_received: dict[str, int]
     refused: dict[str, int]  # reason -> number of refused messages and connections
     evidence: tuple[str, ...]
@@ -159,13 +159,13 @@ class StatsView:
     worker: str  # state of the worker process; empty: there is none
     memory_mb: float  # PSS of the daemon and all processes of its worker
     expelled: tuple[str, ...] = ()  # peer ids
-    audit_record: AuditRecordView | None = None  # this peer's own; None: it took part in no sampled audit
+    audit_record: AuditRecordView | None = None  # None: this peer took part in no sampled audit
 
 
 class AlertSeverity(enum.StrEnum):
     """Severities of alerts, the gravest first."""
 
-    CRITICAL = "critical"  # the network decides nothing, or this peer takes no part
+    CRITICAL = "critical"  # the network decides nothing, or this peer does not participate
     WARNING = "warning"  # the problem will grow unless a person acts
     INFO = "info"
 
@@ -190,16 +190,16 @@ class AlertCause(enum.StrEnum):
 class AlertView:
     """A problem that the operator should know. There is one alert for each cause and subject, while the cause lasts."""
 
-    cause: str  # of `AlertCause`
+    cause: str  # a value of `AlertCause`
     about: str  # peer id; empty: this peer, or the network
-    severity: str  # of `AlertSeverity`
+    severity: str  # a value of `AlertSeverity`
     text: str
-    since_ms: int = 0  # when this peer first noticed it
+    since_ms: int = 0  # time when this peer first noticed the problem
 
 
 @dataclass(frozen=True, slots=True)
 class DiskView:
-    used_bytes: int  # by the data directory
+    used_bytes: int  # bytes of the data directory
     free_bytes: int
     total_bytes: int
 
@@ -220,18 +220,16 @@ class JobView:
     started_height: int
     suspended_until: dict[str, int] = field(default_factory=dict)  # trainer -> the first round in which it may train again
     audits_open: int = 0  # audits without a report, and open disputes
-    queue_position: int = 0  # in the queue, from 1; 0: it is not queued
-    data_origin: str = ""  # of data that people have labeled, or may have
-    precision: str = "fp32"  # of matrix products; a job in bf16 cannot be audited
+    queue_position: int = 0  # place in the queue, from 1; 0: it is not queued
+    data_origin: str = ""  # origin of data that people have labeled, or may have labeled
+    precision: str = "fp32"  # number format of matrix products; a job in bf16 cannot be audited
     parameters: int = 0  # number of parameters of its model
-    disk_bytes: int = 0  # most that it uses on this peer's disk, without its text; 0: it is over
+    disk_bytes: int = 0  # maximum on this peer's disk, without its text; 0: the job is over
     # Number of voters that hold the job's first model, and the number that it needs to start.
     initial_model_holders: str = ""
     notes: tuple[str, ...] = ()  # statistics of the file from which its data set was made, for people
-    reexecution_limits: dict[str, str] = field(
-        default_factory=dict
-    )  # re-executor that is called last or not at all -> end and reason
-    machine_time: str = ""  # of one machine, for local steps and re-execution, for people
+    reexecution_limits: dict[str, str] = field(default_factory=dict)  # voter that re-executes last or never -> end and reason
+    machine_time: str = ""  # time of one machine for local steps and re-execution, for people
     rounds_in_model: int = 0  # rounds in its model
     final_round: int = 0  # number of rounds before its newest final model
     anchors: tuple[int, ...] = ()  # the models to which a rollback may return, each by the first round on it
@@ -249,11 +247,11 @@ class RoundView:
     ballots: tuple[str, ...]  # voters whose ballots were decided
     stepped: bool
     plain_mean: bool  # aggregation by the mean: only re-execution protects it against false updates
-    model_root: str  # after the round
+    model_root: str  # model root after the round
     held_out_bits_per_byte: float | None  # measured by this peer; None: it does not measure
     training_nats: float | None  # this trainer's own loss per token; None: the objective has no such loss
-    seconds: float | None  # since the round opened here; None, as the next field, if the round was only replayed
-    decision_ms: float | None  # from the closing block's arrival here to its certificate
+    seconds: float | None  # seconds since it opened here; None, as the next field, if it was only replayed
+    decision_ms: float | None  # ms from the closing block's arrival here to its certificate
     training_loss: float | None = None  # this trainer's own loss in the objective's unit, if it is not per token
     # Accepted trainer -> voters that vouch for its update in the block; empty: no re-execution before the ballots.
     vouchers: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -273,7 +271,7 @@ class RoundVotesView:
     trainers: tuple[str, ...]  # trainers whose proposals are awaited
     proposed: tuple[str, ...]
     votes: dict[str, dict[str, str]]  # voter -> trainer -> "accept" or a reason
-    seconds: float | None = None  # since it opened here; None: it is closed
+    seconds: float | None = None  # seconds since it opened here; None: it is closed
     # Re-executor -> trainer -> verdict of its vouch, as in `votes`; "unjudged" means unsure.
     vouches: dict[str, dict[str, str]] = field(default_factory=dict)
 
@@ -284,9 +282,9 @@ class AuditRecordView:
 
     peer: str
     rewards: int  # accepted proposals whose audit window ended without a conviction
-    rewards_lost: int  # by suspensions, and by losses that it did not open
+    rewards_lost: int  # rewards lost by suspensions, and by losses that it did not open
     suspensions: int
-    reports: int  # as a drawn auditor
+    reports: int  # reports as a drawn auditor
     reports_lapsed: int  # audits without its report
     challenges_upheld: int  # challenges that led to a suspension
     challenges_refuted: int  # challenges that were found false
@@ -303,7 +301,7 @@ class AuditView:
     trainer: str  # peer id, as the next field
     auditor: str
     result: str  # passed, challenged, lapsed, suspended, refuted, shunned, dropped
-    finding: str  # the auditor's claim; empty: it reported nothing
+    finding: str  # the auditor's finding; empty: it reported nothing
     relative_error: float | None
 
 
@@ -386,8 +384,8 @@ class TrainRequest:
     vocabulary: int  # above 256, a byte-level BPE of this size is trained on the text
     overrides: dict[str, str]  # other fields of the specification, as a person typed them
     initial_model: str = ""  # finished job whose model it starts from: a name or the start of an id; empty: none
-    examples: str = ""  # a path on the peer's machine: JSONL with prompts and responses to learn; empty: none
-    # A path on the peer's machine, if `initial_model` may also be a folder with a model; empty: it is a job.
+    examples: str = ""  # path on the peer's machine of JSONL with prompts and responses to learn; empty: none
+    # Path on the peer's machine, if `initial_model` may also be a folder with a model. Empty: it is a job.
     model_folder: str = ""
     accept_risk: bool = False  # start it even if no measurement shows that sampled audits find liars in time
     skip_bad: bool = False  # leave out lines of `examples` that cannot be learned
@@ -430,17 +428,17 @@ class RowProofView:
     height: int  # the row is in the state after this height, which the next block certifies
     has_row: bool
     bytes: int
-    row_bytes: int  # the bytes among them that lead from the table's root to the row
+    row_bytes: int  # bytes of the path from the table's root to the row
 
 
 @dataclass(frozen=True, slots=True)
 class InvitationView:
     """An invitation that this peer made."""
 
-    token: str  # its name, whose first characters suffice to revoke it. It does not admit anybody
-    state: str  # open, used, revoked, expired, or why it has no effect
+    token: str  # name of the invitation, whose start suffices to revoke it. It admits nobody
+    state: str  # open, used, revoked, expired, or the reason why it has no effect
     made_ms: int
-    expires_ms: int  # in the network's time, the time of its last block
+    expires_ms: int  # by the network's clock, which is the time of its last block
     addresses: tuple[str, ...]
 
 
@@ -460,7 +458,7 @@ class ModuleView:
     known_versions: tuple[int, ...]
     due_version: int  # 0: no upgrade is decided
     due_height: int
-    wishes: tuple[str, ...]  # of voters for upgrades that are not decided, for people
+    wishes: tuple[str, ...]  # votes for undecided upgrades, for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,14 +467,14 @@ class LimitView:
 
     name: str
     maximum: int
-    wishes: tuple[str, ...]  # of voters for other values that are not decided, for people
+    wishes: tuple[str, ...]  # undecided votes for other values, for people
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
     """A device of the worker. MB are 10^6 bytes."""
 
-    device: str  # as the setting `device` names it
+    device: str  # a value of the setting `device`
     about: str
     memory_mb: int
     free_mb: int | None  # None: not known, since the worker does not use this GPU
@@ -488,9 +486,9 @@ class DeviceView:
 class EngineView:
     """An engine that this program knows."""
 
-    engine: str  # as the setting `engine` names it
+    engine: str  # a value of the setting `engine`
     in_use: bool
-    state: str  # of the worker that uses it; empty: none does
+    state: str  # state of the worker with this engine; empty: there is none
     threads: int = 0
     versions: dict[str, str] = field(default_factory=dict)
     devices: tuple[DeviceView, ...] = ()

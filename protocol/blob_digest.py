@@ -20,7 +20,7 @@ PART_LIST_DOMAIN: Final = b"folkmoot/parts\x00"
 _TOTAL = struct.Struct(">Q")
 _HEAD = len(PART_LIST_DOMAIN) + _TOTAL.size
 _DIGEST: Final = 32
-READ_BYTES: Final = 1 << 20  # per read of a stream
+READ_BYTES: Final = 1 << 20  # bytes per read of a stream
 LIST_BYTES_MAX: Final = _HEAD + BLOB_BYTES_MAX // BLOB_PART_BYTES * _DIGEST
 
 
@@ -64,7 +64,7 @@ class BlobHasher:
     def __init__(self, part_bytes: int = BLOB_PART_BYTES) -> None:
         self._part_bytes = part_bytes
         self._whole: list[bytes] = []  # digests of the finished parts
-        self._part, self._filled = hashlib.sha256(), 0  # of the current part
+        self._part, self._filled = hashlib.sha256(), 0  # hash and length of the current part
 
     def update(self, data: bytes | bytearray | memoryview) -> None:
         left = memoryview(data).cast("B")

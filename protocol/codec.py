@@ -98,11 +98,11 @@ def _whole(data: bytes, kind: type[T]) -> T:
     try:
         value, end = _reader(cast(Any, kind))(data, 0)
     except IndexError:
-        raise RemoteProtocolError("malformed", f"{_name(kind)} ends early, after {len(data)} bytes") from None
+        raise RemoteProtocolError("malformed", f"{_name(kind)} is truncated after {len(data)} bytes") from None
     except RemoteProtocolError as error:
         raise RemoteProtocolError(error.reason, f"{_name(kind)}: {error.detail}") from None
     if end != len(data):
-        raise RemoteProtocolError("malformed", f"{_name(kind)}: {len(data) - end} bytes follow it")
+        raise RemoteProtocolError("malformed", f"{_name(kind)} has {len(data) - end} trailing bytes")
     return value
 
 
@@ -126,7 +126,7 @@ def encoded_item(data: bytes, index: int) -> bytes:
             return data[start : unpacker.tell()]
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError):
         pass
-    raise RemoteProtocolError("malformed", f"an array that has no item {index}")
+    raise RemoteProtocolError("malformed", f"no array with an item {index}")
 
 
 def array_length(data: bytes) -> int:
@@ -134,7 +134,7 @@ def array_length(data: bytes) -> int:
     try:
         found, _ = _read_count(data, 0)
     except IndexError:
-        raise RemoteProtocolError("malformed", "an array that ends early") from None
+        raise RemoteProtocolError("malformed", "the array is truncated") from None
     return found
 
 
@@ -260,7 +260,7 @@ def _refuse(expected: str, data: bytes, at: int) -> RemoteProtocolError:
 
 
 def _long_form(at: int) -> RemoteProtocolError:
-    return RemoteProtocolError("non-canonical", f"at byte {at} there is a shorter form")
+    return RemoteProtocolError("non-canonical", f"the encoding at byte {at} is not the shortest one")
 
 
 def _truth(data: bytes, at: int) -> tuple[bool, int]:
@@ -356,7 +356,7 @@ def _string(kind: type, length: Length) -> Reader:
         try:
             text = data[start:end].decode()
         except UnicodeDecodeError:
-            raise RemoteProtocolError("malformed", f"no UTF-8 at byte {at}") from None
+            raise RemoteProtocolError("malformed", f"invalid UTF-8 at byte {at}") from None
         if not low <= len(text) <= high:
             raise RemoteProtocolError("oversized", f"{len(text)} characters at byte {at}, allowed {low}..{high}")
         return text, end
@@ -479,7 +479,7 @@ def _enumeration(kind: type[enum.Enum]) -> Reader:
         try:
             return kind(value), end
         except ValueError:
-            raise RemoteProtocolError("mistyped", f"{value!r} at byte {at} is no {kind.__name__}") from None
+            raise RemoteProtocolError("mistyped", f"{value!r} at byte {at} is not a {kind.__name__}") from None
 
     return read
 
@@ -500,7 +500,7 @@ def _record(kind: type) -> Reader:
             count, at = count - 1, end
         if count != len(readers):
             what = "missing" if count < len(readers) else "unknown"
-            raise RemoteProtocolError("mistyped", f"{what} field before byte {at}, {count} instead of {len(readers)}")
+            raise RemoteProtocolError("mistyped", f"{what} field before byte {at}: {count} fields, expected {len(readers)}")
         values: list[Any] = []
         try:
             for reader in readers:

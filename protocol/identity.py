@@ -24,7 +24,7 @@ from protocol.limits import MESSAGE_BYTES_MAX
 
 M = TypeVar("M")
 
-WIRE_VERSION = 3  # of the messages on a link: peers with different versions disconnect
+WIRE_VERSION = 3  # version of messages on a link: peers with different versions disconnect
 VERIFIED_SIGNATURES_MAX = 8_192  # enough for a block of COST_PER_BLOCK_MAX and some heights of VOTERS_MAX voters: 2 MB
 SIGNED_VERSION = 2  # part of all signed bytes. It never changes: every later release verifies old blocks with it
 
@@ -70,7 +70,7 @@ class Identity:
         return self._key.sign(data).signature
 
     def unseal(self, sealed: bytes) -> bytes | None:
-        """Decrypt data that was sealed for this identity. None: it was not."""
+        """Decrypt data that was sealed for this identity. Return None for any other data."""
         try:
             return SealedBox(self._key.to_curve25519_private_key()).decrypt(sealed)
         except exceptions.CryptoError:
@@ -116,7 +116,7 @@ class RecentDigests:
 
 
 class CachingVerifier:
-    """Caches valid signatures, since single votes come again inside certificates."""
+    """Verifier that caches valid signatures, because single votes return inside certificates."""
 
     def __init__(self, verifier: Verifier) -> None:
         self._verifier = verifier

@@ -48,7 +48,7 @@ NO_VIEW = -1  # the `high_view` of a Timeout whose sender holds no prepare certi
 Name = Annotated[str, Length(1, NAME_CHARACTERS_MAX)]
 Address = Annotated[str, Length(3, ADDRESS_CHARACTERS_MAX)]  # "host:port"
 Port = Annotated[int, Between(1, 65535)]
-AuditNonce = Annotated[bytes, Length(AUDIT_NONCE_BYTES, AUDIT_NONCE_BYTES)]  # of a voter, for sortition
+AuditNonce = Annotated[bytes, Length(AUDIT_NONCE_BYTES, AUDIT_NONCE_BYTES)]  # a voter's nonce, for sortition
 
 
 # Agreement: signed by voters -----------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prepare certificate, which takes a voter in an earlier view to the certificate's view."""
+    """A prepare certificate. A voter in an earlier view then enters the certificate's view."""
 
     TAG: ClassVar[str] = "prepared"
     certificate: Certificate
@@ -158,7 +158,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class ViewEnded:
-    """A timeout certificate, which takes a voter that missed some of the timeouts to the next view."""
+    """A timeout certificate. A voter that missed some of the timeouts then enters the next view."""
 
     TAG: ClassVar[str] = "view-ended"
     certificate: TimeoutCertificate
@@ -244,7 +244,7 @@ class Proposal(_RoundMessage):
     inner: Digest | None = None  # the inner optimizer's state after the last step, if the job keeps it
     inner_from: Digest | None = None  # `inner` of its last accepted proposal, from which the first step goes on; None: fresh
     declaration: Annotated[bytes, Length(0, DECLARATION_BYTES_MAX)] = b""  # encoded record of the objective, if any
-    loss: LossCommitment | None = None  # if audits are sampled and the job needs a worker
+    loss: LossCommitment | None = None  # present if audits are sampled and the job needs a worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,7 +386,7 @@ class SnapshotContent(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _SnapshotPlace:
-    height: Count  # of the snapshot
+    height: Count  # height of the snapshot
     content: SnapshotContent
     name: Annotated[bytes, Length(0, NAME_CHARACTERS_MAX)]
     index: Count
@@ -443,7 +443,7 @@ class BlobElsewhere(_BlobMessage):
 
 @dataclass(frozen=True, slots=True)
 class HasBlob(_BlobMessage):
-    """The sender has this blob now. It goes to peers that it had asked, and to a waiting peer whose turn has come."""
+    """Notice that the sender has this blob now, to peers that it had asked, and to the next waiting peer."""
 
     TAG: ClassVar[str] = "has-blob"
 
@@ -455,14 +455,14 @@ class PeerRecord:
     TAG: ClassVar[str] = "peer-record"
     sequence: Count
     scope: AddressScope
-    addresses: Annotated[tuple[Address, ...], Length(0, ADVERTISED_MAX)]  # all in this scope
+    addresses: Annotated[tuple[Address, ...], Length(0, ADVERTISED_MAX)]  # addresses in this scope only
     relays: Annotated[tuple[Key, ...], Length(0, RELAYS_MAX)]  # members that forward to the signer; only in the public record
 
 
 @dataclass(frozen=True, slots=True)
 class AgedPeerRecord:
-    record: Signed  # of a PeerRecord
-    age_seconds: Annotated[int, Between(0, PEER_RECORD_AGE_SECONDS_MAX)]  # since it was new, as far as the sender knows
+    record: Signed  # a signed PeerRecord
+    age_seconds: Annotated[int, Between(0, PEER_RECORD_AGE_SECONDS_MAX)]  # age of the record, as far as the sender knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -542,7 +542,7 @@ class GuestInvitation:
 
     TAG: ClassVar[str] = "guest-invitation"
     invitation: Signed
-    token_signature: SignatureBytes  # by the invitation's token, over the content of `member/admit`, which names the guest
+    token_signature: SignatureBytes  # the token's signature over the content of `member/admit`, which names the guest
 
 
 # Links: circuits through a third peer ---------------------------------------------------------------------------------
@@ -553,7 +553,7 @@ CircuitPriority = Annotated[int, Between(0, 2)]  # priority of the messages insi
 
 @dataclass(frozen=True, slots=True)
 class ReserveRelay:
-    """Request that others can reach the sender through the receiver, or its end (`wanted` is False)."""
+    """Request that the receiver relays circuits to the sender, or that it stops (`wanted` is False)."""
 
     TAG: ClassVar[str] = "reserve-relay"
     wanted: bool

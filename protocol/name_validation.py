@@ -24,7 +24,7 @@ def name_problem(name: str) -> str | None:
     """Return the problem of a name, or None. The length is not checked here."""
     found = _REFUSED.search(name)
     if found:
-        return f"holds the character U+{ord(found[0]):04X}, which a screen does not show as it is"
+        return f"contains the character U+{ord(found[0]):04X}, which screens do not show correctly"
     return "begins or ends with a space" if name != name.strip(" ") else None
 
 

@@ -13,9 +13,9 @@ PREFIX = "folkmoot_"
 
 @dataclass(frozen=True, slots=True)
 class PrometheusMetric:
-    name: str  # without the prefix; counters end with `_total`
+    name: str  # name without the prefix; counters end with `_total`
     help_text: str
-    values: Mapping[str, float]  # by labels from `format_labels`, such as `status="200"`; "": no labels
+    values: Mapping[str, float]  # labels from `format_labels`, such as `status="200"`, -> value; "": no labels
 
 
 def why_unhealthy(status: StatusView) -> str:
@@ -38,27 +38,27 @@ def peer_metrics(stats: StatsView, members: int) -> tuple[PrometheusMetric, ...]
         return PrometheusMetric(name, about, {"": value})
 
     return (
-        PrometheusMetric("info", "who this peer is; always 1", {who: 1}),
-        one("healthy", "1 if this peer takes part as it should", float(not why_unhealthy(status))),
+        PrometheusMetric("info", "this peer's id, name, network, role and version as labels; always 1", {who: 1}),
+        one("healthy", "1 if this peer is healthy, 0 if it is not", float(not why_unhealthy(status))),
         one("height", "blocks decided and applied", status.height),
         one("behind", "heights that others have decided and this peer has not applied", status.heights_behind or 0),
-        one("links", "peers that are connected", status.links),
-        one("unreached", "addresses that this peer dials in vain", len(status.unreached_addresses)),
+        one("links", "connected peers", status.links),
+        one("unreached", "addresses that this peer cannot reach", len(status.unreached_addresses)),
         one("members", "members of the network", members),
         one("voters", "voters of the network", status.voters),
-        one("quorum", "voters that decide", status.quorum),
-        one("decisions_total", "blocks decided while this peer ran", stats.decisions),
+        one("quorum", "votes that a decision needs", status.quorum),
+        one("decisions_total", "blocks decided since this peer started", stats.decisions),
         PrometheusMetric(
-            "reachable", "1 if others dial this peer, 0 if they cannot; left out while too few have said", reachable
+            "reachable", "1 if other peers can dial this peer, 0 if they cannot; absent while this is unknown", reachable
         ),
-        PrometheusMetric("decided_seconds_ago", "since the last decision that came here", ago),
-        PrometheusMetric("decision_seconds", "how long decisions took", _labelled("quantile", seconds)),
+        PrometheusMetric("decided_seconds_ago", "seconds since this peer's last decision", ago),
+        PrometheusMetric("decision_seconds", "time to decide a block, in seconds", _labelled("quantile", seconds)),
         one("transactions_pending", "transactions that wait for a block", stats.transactions_pending),
-        one("memory_bytes", "of the daemon and its worker", stats.memory_mb * 1_000_000),
-        one("uptime_seconds", "since the peer started", status.uptime_seconds),
-        PrometheusMetric("sent_bytes_total", "by kind of traffic", _labelled("kind", stats.bytes_sent)),
-        PrometheusMetric("received_bytes_total", "by kind of traffic", _labelled("kind", stats.bytes_received)),
-        PrometheusMetric("refused_total", "what peers sent and this one did not take", _labelled("reason", stats.refused)),
+        one("memory_bytes", "memory of the daemon and its worker, in bytes", stats.memory_mb * 1_000_000),
+        one("uptime_seconds", "seconds since this peer started", status.uptime_seconds),
+        PrometheusMetric("sent_bytes_total", "bytes sent, by kind of traffic", _labelled("kind", stats.bytes_sent)),
+        PrometheusMetric("received_bytes_total", "bytes received, by kind of traffic", _labelled("kind", stats.bytes_received)),
+        PrometheusMetric("refused_total", "refused messages and connections, by reason", _labelled("reason", stats.refused)),
     )
 
 
@@ -70,10 +70,18 @@ def link_metrics(peers: Iterable[PeerView]) -> tuple[PrometheusMetric, ...]:
         return PrometheusMetric(name, about, {who: found for who, link in links.items() if (found := value(link)) is not None})
 
     return (
-        each("link_relayed", "1 if a member forwards this link", lambda link: float(link.kind != "direct")),
-        each("link_round_trip_seconds", "of the last pings", lambda link: link.round_trip_ms and link.round_trip_ms / 1_000),
-        each("link_bytes_per_second", "that transfers had", lambda link: link.mbit_per_second and link.mbit_per_second * 125_000),
-        each("link_retransmitted_ratio", "share of the bytes sent in the last hour", lambda link: link.retransmitted),
+        each("link_relayed", "1 if a relay forwards this link, 0 if it is direct", lambda link: float(link.kind != "direct")),
+        each(
+            "link_round_trip_seconds",
+            "median round-trip time of the last pings, in seconds",
+            lambda link: link.round_trip_ms and link.round_trip_ms / 1_000,
+        ),
+        each(
+            "link_bytes_per_second",
+            "transfer rate to the peer, in bytes per second",
+            lambda link: link.mbit_per_second and link.mbit_per_second * 125_000,
+        ),
+        each("link_retransmitted_ratio", "share of TCP segments sent again in the last hour", lambda link: link.retransmitted),
     )
 
 

@@ -8,14 +8,14 @@ from typing import Annotated, Final
 from protocol.codec import Between, Count, Length
 from protocol.errors import UserError
 
-TOKENS_MAX: Final = 4_096  # per text
+TOKENS_MAX: Final = 4_096  # tokens of one text
 TOP_K_MAX: Final = 1 << 16  # no vocabulary is larger
 STOPS_MAX: Final = 8
 STOP_CHARACTERS_MAX: Final = 256
 BEAMS_MAX: Final = 16  # each beam has its own keys and values in memory
 TURNS_MAX: Final = 64  # earlier turns of a chat that a request may carry
 
-WITHHELD_TEXT: Final = "withheld: it holds a word of the list that the job names"  # replaces a withheld text
+WITHHELD_TEXT: Final = "withheld: the text contains a word on the job's blocklist"  # replaces a withheld text
 
 Stop = Annotated[str, Length(1, STOP_CHARACTERS_MAX)]
 
@@ -35,11 +35,15 @@ class SamplingOptions:
     def validated(self) -> SamplingOptions:
         """Return the options. Raises `UserError` for the first invalid value."""
         if not self.temperature >= 0:
-            raise UserError(f"temperature {self.temperature:g} is less than 0, which takes the likeliest token")
+            raise UserError(
+                f"temperature {self.temperature:g} is negative: use 0 for the most likely token, or a positive number"
+            )
         if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p {self.top_p:g} is no probability above 0 and at most 1")
+            raise UserError(f"top_p {self.top_p:g} is not a probability: use a number above 0 and at most 1")
         if self.beams and (self.temperature or self.top_k or self.top_p < 1):
             drawing = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
             said = ", ".join(f"{name} {value:g}" for name, value in drawing.items() if value != (name == "top_p"))
-            raise UserError(f"beams {self.beams} and {said}: a beam search draws no tokens, so leave one of them out")
+            raise UserError(
+                f"beams {self.beams} cannot be combined with {said}: beam search draws no tokens, so leave one of them out"
+            )
         return self

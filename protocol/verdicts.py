@@ -36,26 +36,26 @@ class Verdict(enum.IntEnum):
         return self.name.lower()
 
 
-INVALID_UPDATES_REASON = "re-execution found three of its updates false"  # why a trainer is suspended before votes
+INVALID_UPDATES_REASON = "re-execution found three of its updates false"  # reason of a suspension before votes
 ABSENT = "absent"  # not a verdict: no ballot named a proposal of that trainer
-DIVERGING = "diverging"  # NORM of more trainers in a round than can lie: honest updates are too large
-VERDICT_MEANINGS = {  # for people, by label
-    "unjudged": "too few could judge it in time",
-    "malformed": "not the encoding of any update",
-    "stale": "computed on another model",
-    "norm": "far too large",
-    "commitment": "its error feedback does not follow from what was decided",
-    "replay": "re-executing it gave another update",
-    "equivocation": "two different proposals for one round",
-    DIVERGING: "far too large, as those of more trainers than may lie: a lower learning rate helps",
-    ABSENT: "no proposal came",
+DIVERGING = "diverging"  # NORM of more trainers in a round than f: honest updates are too large
+VERDICT_MEANINGS = {  # label -> meaning, for people
+    "unjudged": "too few voters could judge it in time",
+    "malformed": "its payload is not a valid update",
+    "stale": "computed on a different model or for a different round",
+    "norm": "the update is far too large",
+    "commitment": "its error feedback does not continue from its last accepted proposal",
+    "replay": "re-execution gave a different update",
+    "equivocation": "the trainer signed two different proposals for this round",
+    DIVERGING: "updates of too many trainers are far too large: lower the learning rate",
+    ABSENT: "no proposal arrived",
 }
 
 
 class ReplayFinding(enum.IntEnum):
     MATCH = 0  # re-execution gives the same update
     MISMATCH = 1  # re-execution gives another update
-    MALFORMED = 2  # its declaration, or a blob that this names, is not valid in this job
+    MALFORMED = 2  # the declaration, or a blob that it names, is not valid in this job
     WITHHELD = 3  # data that the proposal commits to did not arrive: a claim, since others may have received it
     OWN_0 = OBJECTIVE_CODES_FIRST
     OWN_1 = OBJECTIVE_CODES_FIRST + 1

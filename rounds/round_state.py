@@ -26,14 +26,14 @@ from rounds.round_terms import RoundTerms, signed_body_digest
 from rounds.vouch_set import VouchSet, VouchState, check_judgements, check_vouch
 
 PROPOSALS_SECONDS_MIN = 2.0  # shortest T1: a machine that swaps, or a starting Python, must not lose a round
-PROPOSALS_FACTOR = 3.0  # times the delay of the majority of the awaited trainers, for stragglers
-MINORITY_FACTOR = 6.0  # if most are missing: twice the factor of stragglers, on the upper quartile of former rounds
-MINORITY_SECONDS_MIN = 10.0  # if most are missing: the network or this machine probably stopped for a moment
+PROPOSALS_FACTOR = 3.0  # T1 as a multiple of the delay of the awaited trainers' majority, for stragglers
+MINORITY_FACTOR = 6.0  # factor if most trainers are missing: twice that of stragglers, on the upper quartile of former rounds
+MINORITY_SECONDS_MIN = 10.0  # T1 if most trainers are missing: the network or this machine probably stopped for a moment
 VOUCH_SECONDS_MIN = 1.0  # lower bound of the expected time of a vouch: a small model needs almost none, a busy machine some
-VOUCH_FACTOR = 2.0  # times the usual time, after which more re-executors are called
-WITHHELD_TIMEOUT_SHARE = 0.25  # of T2 − T1, which patience lengthens: a re-executor's wait for the trainer's buffers
+VOUCH_FACTOR = 2.0  # more re-executors are called after this multiple of the usual time
+WITHHELD_TIMEOUT_SHARE = 0.25  # share of T2 − T1 for which a re-executor waits for the trainer's buffers
 LIGHT_VOTER_SECONDS = 2.0  # T3 − T2: one message delay and a busy machine
-CUT_OFF_SECONDS = 2.0  # T4 − T3: the same
+CUT_OFF_SECONDS = 2.0  # T4 − T3: one message delay and a busy machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class RoundTimeouts:
     proposals_usual_seconds: float | None = None
     usual_trainers: frozenset[bytes] = frozenset()  # trainers that were awaited in those rounds
     returning: frozenset[bytes] = frozenset()  # trainers that the ledger does not await, but that are alive: T1 is for them, too
-    vouch_usual_seconds: float = VOUCH_SECONDS_MIN  # from delivery to vouch in the last rounds
+    vouch_usual_seconds: float = VOUCH_SECONDS_MIN  # usual time from delivery to vouch in the last rounds
 
     def __post_init__(self) -> None:
         assert self.proposals_max_seconds > 0
@@ -62,7 +62,8 @@ class RoundCertificate:
     ballots: Annotated[tuple[Signed, ...], Length(1, VOTERS_MAX)]
     cut_offs: Annotated[tuple[Signed, ...], Length(0, VOTERS_MAX)]
     proposals: Annotated[tuple[Signed, ...], Length(0, TRAINERS_MAX)]
-    vouches: Annotated[tuple[Signed, ...], Length(0, CLOSING_VOUCHES_MAX)]  # by signer and body: a signer may have several
+    # ascending by signer and body, since a signer may have several
+    vouches: Annotated[tuple[Signed, ...], Length(0, CLOSING_VOUCHES_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +193,7 @@ class OpenRoundState:
     signed_cut_offs: dict[bytes, Signed] = field(default_factory=dict)
     delivered: dict[bytes, float] = field(default_factory=dict)  # trainer -> time when its payload arrived
     arrivals: list[float] = field(default_factory=list)  # payloads of awaited trainers, in seconds after opening
-    latest_arrival: float | None = None  # last payload of awaited or usual trainers, likewise
+    latest_arrival: float | None = None  # last payload of awaited or usual trainers, in seconds after opening
     # the last result of `certificate`, with the sizes of its inputs
     _closed: tuple[tuple[int, ...], RoundCertificate | None] | None = None
     vouching: VouchState = field(init=False)
@@ -380,7 +381,7 @@ class OpenRoundState:
         if self.verdicts.get(trainer) is not Verdict.ACCEPT or self.current_verdict(trainer) is not None:
             return False
         if trainer in self.vouching.started - self.vouching.own_judgements.keys():
-            return False  # our own re-execution goes on
+            return False  # our own re-execution is running
         return not self.vouching.vouches.can_get_enough_vouches(trainer, signed_body_digest(self.proposals[trainer]))
 
     # Our own re-executions
@@ -522,14 +523,14 @@ class OpenRoundState:
         held = compute_round_result(self.terms, ballots, self.vouching.without_double_vouchers()).accepted
         carried = {(signed.signer, signed_body_digest(signed)) for signed in closing.proposals}
         if left_out := held.items() - carried:
-            return f"leaves out {len(left_out)} proposals that have their accepts and vouches"
+            return f"its round certificate omits {len(left_out)} proposals with enough accepting ballots and vouches"
         own = self.cut_offs.get(self.me) if self.me else None
         if own is None:
             return None
-        # By voter, not by ballot: a liar that sends each of us another ballot must not make us refuse each other's blocks.
+        # Compare voters, not ballots: a liar that sends each of us another ballot must not make us refuse each other's blocks.
         named = {voter for voter, signed in self.signed_ballots.items() if signed_body_digest(signed) in own.ballots}
         missing = named - {signed.signer for signed in closing.ballots}
-        return f"leaves out {len(missing)} ballots of our cut-off" if missing else None
+        return f"its round certificate omits {len(missing)} ballots of our cut-off" if missing else None
 
 
 def _ascending(signed: Iterable[Signed]) -> tuple[Signed, ...]:
@@ -550,28 +551,28 @@ def why_round_certificate_invalid(
     """
     for parts in (closing.ballots, closing.cut_offs, closing.proposals):
         if any(left.signer >= right.signer for left, right in pairwise(parts)):
-            return "signers must ascend, each once"
+            return "signers must ascend, without duplicates"
     if any((left.signer, left.body) >= (right.signer, right.body) for left, right in pairwise(closing.vouches)):
-        return "vouches must ascend by signer and body, each once"
+        return "vouches must ascend by signer and body, without duplicates"
     for voter, ballot in ballots.items():
         check_ballot(terms, voter, ballot)
     for voter, vouch in said:
         check_vouch(terms, voter, vouch)
     vouches = VouchSet.from_vouches(terms, said)
     if len(ballots) < terms.quorum:
-        return f"{len(ballots)} ballots, {terms.quorum} are needed"
+        return f"{len(ballots)} ballots, quorum {terms.quorum}"
     if not terms.voters.issuperset(cut_offs):
-        return "cut-off of a peer that does not vote"
+        return "cut-off of a peer that is not a voter"
     is_settled = is_round_settled(terms, ballots, vouches)
     if not is_settled and len(cut_offs) <= terms.faults:
-        return "a named proposal is not settled and there are not f+1 cut-offs"
+        return f"the round is not settled, and {len(cut_offs)} cut-offs are fewer than {terms.faults + 1}"
     if is_settled and cut_offs:
-        return "cut-offs on a settled round"
+        return "a settled round needs no cut-offs"
     if any((c.job, c.round) != (terms.job, terms.round) for c in cut_offs.values()):
-        return "cut-off of another round"
+        return "cut-off of a different round"
     accepted = compute_round_result(terms, ballots, vouches).accepted
     if {signed.signer: signed_body_digest(signed) for signed in closing.proposals} != accepted:
-        return "the proposals are not exactly the accepted ones"
+        return "its proposals are not exactly the accepted ones"
     if any((p.job, p.round) != (terms.job, terms.round) for p in proposals.values()):
-        return "proposal of another round"
+        return "proposal of a different round"
     return None

@@ -73,7 +73,7 @@ def reexecutor_order(terms: RoundTerms, trainer: bytes) -> tuple[bytes, ...]:
 def check_vouch(terms: RoundTerms, voter: bytes, vouch: Vouch) -> None:
     """Raise `RemoteProtocolError` if this vouch does not count in this round."""
     if voter not in terms.reexecutors:
-        raise RemoteProtocolError("not-a-voter", f"vouch of {short_id(voter)}, which re-executes nothing in this round")
+        raise RemoteProtocolError("not-a-voter", f"vouch of {short_id(voter)}, which is not a re-executor in this round")
     if (vouch.job, vouch.round) != (terms.job, terms.round):
         raise RemoteProtocolError("wrong-round", f"vouch of {short_id(voter)} for round {display_round_number(vouch.round)}")
     check_judgements(terms.trainers_to_vouch_for, vouch.judgements, f"vouch of {short_id(voter)}")
@@ -83,7 +83,7 @@ def check_judgements(trainers: Set[bytes], judgements: Sequence[Judgement], what
     """Raise `RemoteProtocolError` unless the judgements ascend by trainer and name only these trainers."""
     names = [judgement.trainer for judgement in judgements]
     if any(left >= right for left, right in pairwise(names)):
-        raise RemoteProtocolError("non-canonical", "judgements must ascend by trainer, each once")
+        raise RemoteProtocolError("non-canonical", "judgements must ascend by trainer, without duplicates")
     if not trainers >= set(names):
         raise RemoteProtocolError("not-a-trainer", what)
 
@@ -218,13 +218,13 @@ class VouchState:
     terms: RoundTerms
     me: bytes | None
     vouches: VouchSet
-    signed: dict[tuple[bytes, bytes], Signed] = field(default_factory=dict)  # by signer and body, in order of arrival
+    signed: dict[tuple[bytes, bytes], Signed] = field(default_factory=dict)  # (signer, body) -> vouch, in order of arrival
     double_vouchers: set[bytes] = field(default_factory=set)
     own_judgements: dict[bytes, Judgement] = field(default_factory=dict)  # trainer -> our own verdict, even before it is signed
     assigned_at: dict[bytes, float] = field(default_factory=dict)  # trainer -> time of our call to re-execute its proposal
     started: set[bytes] = field(default_factory=set)  # trainers whose re-execution here has begun, since their buffers arrived
-    vouch_seconds: list[float] = field(default_factory=list)  # from delivery to vouch, for voters that were called at once
-    _said: dict[tuple[bytes, bytes], tuple[Judgement, Signed]] = field(default_factory=dict)  # by voter and trainer
+    vouch_seconds: list[float] = field(default_factory=list)  # times from delivery to vouch, of voters that were called at once
+    _said: dict[tuple[bytes, bytes], tuple[Judgement, Signed]] = field(default_factory=dict)  # (voter, trainer) -> verdict, vouch
 
     # Input
 

@@ -229,7 +229,7 @@ def silent_address(place: Place, case: Case) -> None:
 
 
 def nobody_to_retire(place: Place, case: Case) -> None:
-    place.refuses_to(case, "retire", ["nobody"], "nobody", "`peers`")
+    place.refuses_to(case, "retire", ["nobody"], "nobody", "`peer peers`")
 
 
 def second_daemon(place: Place, case: Case) -> None:

@@ -59,7 +59,7 @@ async def one(number: int, options: argparse.Namespace) -> Trial:
         audited = await trio.to_thread.run_sync(audit, Path(scratch) / "export", 2)
         trial.require(audited.returncode == 0, f"the export does not audit: {audited.stderr.strip()}")
         refused = await trio.to_thread.run_sync(audit, Path(scratch) / "export", 1)
-        says_so = refused.returncode == 2 and len(refused.stderr.splitlines()) == 1 and "goes on with tally 2" in refused.stderr
+        says_so = refused.returncode == 2 and len(refused.stderr.splitlines()) == 1 and "upgrades to tally 2" in refused.stderr
         trial.require(says_so, f"the old program says of the export: {refused.stderr.strip()!r}")
     return trial
 
@@ -90,7 +90,7 @@ async def upgraded(peers: Network, old: DemoPeer, trial: Trial, export: Path) ->
     trial.figures["decided until acted"] = trio.current_time() - started
 
     told = await halted(old)
-    wanted = f"this network goes on with tally 2 from height {height}; this program knows 1: install a newer one"
+    wanted = f"this network upgrades to tally 2 at height {height}; this program has 1: install a newer program"
     trial.require(wanted in told.halted, f"the old peer says {told.halted!r}")
     trial.require(told.height == height - 1, f"the old peer applied {told.height}, the last it can is {height - 1}")
     trial.require(voted(old) < height, f"the old peer signed at height {voted(old)}")

@@ -17,42 +17,42 @@ CRASH_POINT_VARIABLE = "FOLKMOOT_CRASH_AT"
 # Name of a durable write -> its command or moment, and its content.
 WRITES = {
     "identity.key": "`peer init`, `identity` and `join`: the secret key",
-    "identity.next": "`peer rekey`: the key to come",
+    "identity.next": "`peer rekey`: the new key, until the network has decided the rotation",
     "genesis": "`peer init` and `join`: the founding block",
     "store-create": "the first start: an empty database",
-    "store-migrate": "the first start of a newer program: the database gets its form",
-    "store-count": "how many transactions were committed, in a file beside the database",
-    "append-propose": "the journal, in one transaction with all else of the turn: our block for a view",
-    "append-prepare": "our vote of the first phase",
-    "append-commit": "our vote of the second phase",
-    "append-timeout": "our vote to end a view",
+    "store-migrate": "the first start of a newer program: the database is migrated to its schema",
+    "store-count": "the number of committed transactions, in a file beside the database",
+    "append-propose": "our proposal in a view, in one transaction with the other records of the step",
+    "append-prepare": "our prepare vote",
+    "append-commit": "our commit vote",
+    "append-timeout": "our timeout of a view",
     "append-proposal": "our update of a round",
-    "append-vouch": "our verdicts on updates of a round that we re-executed",
-    "append-ballot": "our verdicts on a round's updates",
-    "append-cut-off": "the list of ballots that we hold of a round",
+    "append-vouch": "our verdicts on proposals of a round that we re-executed",
+    "append-ballot": "our verdicts on a round's proposals",
+    "append-cut-off": "our list of a round's ballots",
     "append-block": "the bytes of a block that is not decided yet",
     "append-certificate": "the highest prepare certificate",
     "append-decided": "a decided block",
-    "append-evidence": "two messages that no honest peer signs both",
-    "append-silence": "until which height nothing is signed, because own signatures are missing here",
-    "save-state": "the state after a block was applied",
-    "rows": "rows of tables, inside the transaction of the state that names their roots",
+    "append-evidence": "evidence: two messages of one signer that exclude each other",
+    "append-silence": "the height below which this peer signs nothing, because it has lost signatures",
+    "save-state": "the state after an applied block",
+    "rows": "rows of tables, in the transaction of the state that contains their roots",
     "restore": "a snapshot: its state with the decisions that prove it",
-    "measure": "figures for people, of a job's last model",
-    "blob": "payloads, pieces of data and what a proposal commits to, made durable and then named",
-    "blob-part": "a part of a large object that others send, in its place",
-    "blob-keep": "a blob that was to pass is kept",
-    "model-write": "a model, beside its final name",
-    "model-fetched": "the model of a snapshot, beside its final name",
-    "model-aside": "a model of the same name moves aside",
+    "measure": "measurements of a job's last model, for people",
+    "blob": "a payload, a part of a data set or a trainer's buffer, which becomes durable before it gets its name",
+    "blob-part": "a downloaded part of a large object",
+    "blob-keep": "a temporary blob becomes permanent",
+    "model-write": "a model, under its temporary name",
+    "model-fetched": "the model of a snapshot, under its temporary name",
+    "model-aside": "an older model of the same name gets a temporary name",
     "model-name": "the new model gets its name",
-    "model-remove": "what was moved aside goes",
-    "file-invitation": "`peer join`: the permission to join",
-    "file-toml": "`peer init` and `join`: what the command line said, for a later `peer run`",
-    "file-addresses": "where members were reached",
-    "file-txt": "a training text, put together from its pieces",
+    "model-remove": "the older model is deleted",
+    "file-invitation": "`peer join`: the invitation",
+    "file-toml": "`peer init` and `join`: settings from the command line, for a later `peer run`",
+    "file-addresses": "the address book",
+    "file-txt": "a training text, assembled from its parts",
     "file-tokens": "a tokenized text (in the worker process)",
-    "file-safetensors": "the parameters of an export",
+    "file-safetensors": "the parameters in an export",
 }
 POINTS = tuple(f"{side}-{write}" for write in WRITES for side in ("before", "after"))
 
@@ -63,7 +63,7 @@ def _armed() -> tuple[str, int] | None:
         return None
     name, _, count = text.partition(":")
     if name not in POINTS or not (count or "1").isdecimal():
-        sys.exit(f"{CRASH_POINT_VARIABLE}={text}: no such crash point; `python -m scenarios.crash_points --list` shows them")
+        sys.exit(f"{CRASH_POINT_VARIABLE}={text}: unknown crash point; `python -m scenarios.crash_points --list` lists all")
     return name, int(count or 1)
 
 

@@ -26,9 +26,9 @@ from storage.durable_files import explain_os_errors, make_directory, sync_direct
 from storage.multipart_objects import LIST_SUFFIX, MultipartStore, PartWriter
 from transport.blobs.blob_store import MissingParts
 
-PIN_SUFFIX = ".lent"  # of a note file, which lists the rounds that a blob is lent to
-UNFINISHED_SUFFIX = ".made"  # of a folder of links that is not complete yet
-JOB_BYTES = 16  # of a job's id in a folder's name: enough to tell jobs apart
+PIN_SUFFIX = ".lent"  # suffix of a note file, which lists the rounds that a blob is lent to
+UNFINISHED_SUFFIX = ".made"  # suffix of a folder of links that is not complete yet
+JOB_BYTES = 16  # part of a job's id in a folder's name, which distinguishes jobs
 
 AddList = Callable[[bytes, bytes], bool]  # (digest, its bytes) -> whether they are a list of parts, which is then stored
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class DiskBlobStore:
     def __init__(self, kept: Path, passing: Path, part_bytes: int = BLOB_PART_BYTES) -> None:
         self._kept, self._passing = kept, passing
         self._parts = MultipartStore(kept / "parts", part_bytes)
-        self._lent: dict[bytes, frozenset[tuple[bytes, int]]] = {}  # digest -> (job, round) that name it
+        self._lent: dict[bytes, frozenset[tuple[bytes, int]]] = {}  # digest -> (job, round) of its references
         self._borrowed: set[bytes] = set()  # lent digests that were not stored before they were lent
         self._loans_lock = threading.RLock()
         self._expected_to_pass: dict[bytes, frozenset[object]] = {}  # digest -> its owners
@@ -128,10 +128,10 @@ class DiskBlobStore:
         path = self.path(digest)
         with self._parts.pause_sweeps(), explain_os_errors(path), crash_points("blob"):
             listed = file.with_name(f"{file.name}{LIST_SUFFIX}")
-            # The list comes first: a blob without its list would be served as an object without parts.
+            # The list is stored first: a blob without its list would be served as an object without parts.
             with contextlib.suppress(FileNotFoundError):
                 is_list = self._parts.add_encoded_list(digest, listed.read_bytes())
-                assert is_list, f"{listed} is not of {digest.hex()}"
+                assert is_list, f"{listed} is not the list of {digest.hex()}"
                 listed.unlink()
             with file.open("rb+") as stream:
                 os.fsync(stream.fileno())
@@ -251,7 +251,7 @@ class DiskBlobStore:
     # Temporary blobs
 
     def mark_temporary(self, digest: bytes, owner: object) -> None:
-        """Let `delete_unowned` delete a blob once its owners are released, unless it is kept already. It may be stored later."""
+        """Let `delete_unowned` delete a blob once its owners are released, unless it is kept already. It may precede the blob."""
         if digest in self._borrowed or self.size(digest) is None or (self._passing / digest.hex()).exists():
             self._expected_to_pass[digest] = self._expected_to_pass.get(digest, frozenset()) | {owner}
 
@@ -323,7 +323,7 @@ class DiskBlobStore:
             for left in self._passing.glob(f"*{UNFINISHED_SUFFIX}"):
                 shutil.rmtree(left, ignore_errors=True)
         for folder in sorted(set(self._folders()) - self._whole):
-            with explain_os_errors(folder, "read"), contextlib.suppress(FileNotFoundError):  # deleted since
+            with explain_os_errors(folder, "read"), contextlib.suppress(FileNotFoundError):  # the folder was deleted since
                 for file in list(folder.iterdir()):
                     if not self._is_whole(file):
                         self._delete_damaged(file)
@@ -331,7 +331,7 @@ class DiskBlobStore:
                     self._register_folder(folder)
 
     def _delete_damaged(self, file: Path) -> None:
-        log.warning("%s is damaged: this peer deletes it, and cannot show it to an audit any more", file)
+        log.warning("%s is damaged: this peer deletes it and can no longer show it to auditors", file)
         with contextlib.suppress(FileNotFoundError):
             if (passing := self._passing / file.name).samefile(file):  # a good copy may have arrived since
                 passing.unlink()
@@ -403,7 +403,7 @@ class BlobFileWriter:
     def write(self, chunk: bytes) -> None:
         self._written += len(chunk)
         if self._written > self._total:
-            raise RemoteProtocolError("bad-blob", f"more than the {self._total} bytes announced")
+            raise RemoteProtocolError("bad-blob", f"{self._digest.hex()[:16]} is larger than the announced {self._total} bytes")
         self._hash.update(chunk)
         with explain_os_errors(self._part):
             self._file.write(chunk)
@@ -412,7 +412,7 @@ class BlobFileWriter:
         """Make the blob durable, then visible. Raises `RemoteProtocolError` if its hash is wrong."""
         if self._hash.digest() != self._digest:
             self.abort()
-            raise RemoteProtocolError("bad-blob", f"{self._digest.hex()[:16]} has other bytes")
+            raise RemoteProtocolError("bad-blob", f"the received bytes do not match the digest {self._digest.hex()[:16]}")
         if self._take_list is not None:
             with explain_os_errors(self._part):
                 self._file.flush()
@@ -432,7 +432,7 @@ class BlobFileWriter:
             raise
 
     def abort(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk cannot take the buffered bytes, which are unwanted now
+        with contextlib.suppress(OSError):  # a full disk refuses the buffered bytes, which nobody needs
             self._file.close()
         with contextlib.suppress(OSError):
             self._part.unlink(missing_ok=True)

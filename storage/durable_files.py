@@ -41,7 +41,7 @@ def lock_file(descriptor: int, operation: int, path: Path) -> None:
     except BlockingIOError:
         raise
     except OSError as error:
-        told = f"{path} cannot be locked ({error.strerror})"
+        told = f"cannot lock {path} ({error.strerror})"
         raise StorageError(f"{told}: move the folder to a file system with file locks, such as a local disk") from None
 
 
@@ -76,7 +76,7 @@ def skip_without_descriptors(what: str) -> Iterator[None]:
     except (OSError, StorageError) as error:
         if not is_descriptor_shortage(error):
             raise
-        log.warning("%s is put off: %s", what, error)
+        log.warning("%s is postponed: %s", what, error)
 
 
 @contextmanager

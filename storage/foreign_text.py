@@ -11,7 +11,7 @@ from typing import Final
 
 from protocol.errors import UserError
 
-_MARKS: Final = (  # UTF-32 comes first: its little-endian mark begins with that of UTF-16
+_MARKS: Final = (  # UTF-32 is first, because its little-endian mark begins with that of UTF-16
     (codecs.BOM_UTF32_LE, "UTF-32", "utf-32-le"),
     (codecs.BOM_UTF32_BE, "UTF-32", "utf-32-be"),
     (codecs.BOM_UTF16_LE, "UTF-16", "utf-16-le"),
@@ -22,9 +22,9 @@ _MARKS: Final = (  # UTF-32 comes first: its little-endian mark begins with that
 # `Ã©`. No western language has any of these.
 _NOT_WESTERN: Final = re.compile(r"[À-ÖØ-öø-ÿŠŒŽšœžŸƒ]{3}|[ÂÃ][^\x00-\x7fÀ-ÿ]|[^\W\d_][¡-ª¬±-¶¸-º¼-¿×÷€‚ƒ„†‡ˆ‰‹›˜][^\W\d_]")
 _WORD: Final = re.compile(r"\S*[^\x00-\x7f]\S*")
-OTHER_SHARE_MAX: Final = 0.4  # of characters outside ASCII in lines that have any; French and German have a tenth
-_ZERO_SHARE_MIN: Final = 0.6  # zeros among every second byte, in UTF-16 text that is mostly Latin
-_WORD_CHARACTERS_MAX: Final = 40  # of the word that shows a person how a file was decoded
+OTHER_SHARE_MAX: Final = 0.4  # share of characters outside ASCII in lines that have any; French and German have a tenth
+_ZERO_SHARE_MIN: Final = 0.6  # share of zeros among every second byte, in UTF-16 text that is mostly Latin
+_WORD_CHARACTERS_MAX: Final = 40  # length of the word that shows a person how a file was decoded
 
 
 def decode_text(name: str, data: bytes) -> tuple[str, str]:
@@ -35,7 +35,9 @@ def decode_text(name: str, data: bytes) -> tuple[str, str]:
                 return data[len(mark) :].decode(codec), ""
             except UnicodeDecodeError as error:
                 place = error.start + len(mark)
-                raise UserError(f"{name}: it begins as text in {encoding}, and byte {place} is none: {error.reason}") from None
+                raise UserError(
+                    f"{name}: the file begins as {encoding}, but byte {place} is invalid in {encoding}: {error.reason}"
+                ) from None
     # Our files begin with an ASCII character, which has a zero byte in UTF-16. Later text in UTF-8 may contain a zero byte.
     try:
         if 0 not in data[:2]:
@@ -43,13 +45,13 @@ def decode_text(name: str, data: bytes) -> tuple[str, str]:
     except UnicodeDecodeError as error:
         line, byte = data[: error.start].count(b"\n") + 1, data[error.start]
     if 0 in data:
-        raise UserError(f"{name}: it has bytes of value 0, as in UTF-16 without a byte order mark; save the file as UTF-8")
+        raise UserError(f"{name}: the file contains zero bytes, as UTF-16 without a byte order mark does; save it as UTF-8")
     try:
         text = data.decode("windows-1252")
     except UnicodeDecodeError:
         text = ""
     if not text or not _is_western(text):
-        raise UserError(f"{name}:{line}: this is no text in UTF-8 (byte 0x{byte:02X}) or Windows-1252; save the file as UTF-8")
+        raise UserError(f"{name}:{line}: not text in UTF-8 (byte 0x{byte:02X}) or Windows-1252; save the file as UTF-8")
     found = _WORD.search(text)
     word = found[0][:_WORD_CHARACTERS_MAX] if found else ""
     return text, f"{name} is read as Windows-1252, with {word!r} in line {line}; save it as UTF-8 if that word is wrong"
@@ -103,7 +105,7 @@ def open_csv(name: str, text: str, known: Collection[str]) -> tuple[list[str], N
     rows = _rows(name, body, best[-1], above)
     _, names = next(rows, (1, []))
     if not names:
-        raise UserError(f"{name}: there is no line in it")
+        raise UserError(f"{name}: the file has no line")
     return [one.strip() for one in names], rows
 
 

@@ -21,17 +21,17 @@ from protocol.errors import LostVotesError, StorageError
 from storage.crash_points import crash_points
 from storage.durable_files import atomic_write, explain_os_errors
 
-EXPLANATION_CHARACTERS_MAX = 120  # of SQLite's message, which may quote damaged bytes
+EXPLANATION_CHARACTERS_MAX = 120  # length of SQLite's message, which may quote damaged bytes
 # Words in SQLite's message -> explanation. A message without any of these words means damage.
 _EXPLANATIONS = {
-    ("full",): "the disk that holds {path} is full: nothing was lost, free some space and start again",
+    ("full",): "the disk of {path} is full, and nothing was lost: free some space and start again",
     ("readonly", "unable to open", "permission"): "cannot write {path}: {text}; check the owner and permissions of its folder",
-    ("locked", "busy"): "{path} is in use by another program: stop it first",
-    ("I/O",): "the disk does not read or write {path} ({text}): check the disk, then start again",
+    ("locked", "busy"): "{path} is in use by another program: stop that program first",
+    ("I/O",): "the disk failed to read or write {path} ({text}): check the disk, then start again",
 }
 
 REKEY_ADVICE = (
-    "this peer may have forgotten what it signed, so give it a new key with `peer rekey`, and do not restore an older copy"
+    "this peer may have lost its own signatures, so give it a new key with `peer rekey`, and do not restore an older copy"
 )
 
 HEADER_BYTES = 32
@@ -85,18 +85,18 @@ def find_log_damage(log: bytes) -> str | None:
     were on disk and must still be there.
     """
     if len(log) <= HEADER_BYTES:
-        return None  # it never held a transaction
+        return None  # the log never held a transaction
     magic, _, page_bytes = struct.unpack_from(">3I", log)
     order = MAGIC.get(magic, ">")
     if magic not in MAGIC or _add((0, 0), log[:24], order) != struct.unpack_from(">2I", log, 24):
-        return "its header has other bytes"  # SQLite syncs the header before the first frame
+        return "its header does not match its checksum"  # SQLite syncs the header before the first frame
     first_bad, commit_behind = None, False
     for number, frame in enumerate(_frames(log, page_bytes, order)):
         if first_bad is None and not frame.is_whole:
             first_bad = number
         if first_bad is not None and frame.is_ours:
             if commit_behind:
-                return f"frame {first_bad} has other bytes, and later transactions stand behind it"
+                return f"frame {first_bad} does not match its checksum, and later transactions follow it"
             commit_behind = frame.commits
     return None
 

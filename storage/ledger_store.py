@@ -60,7 +60,7 @@ FIRST_SCHEMA_VERSION = 8  # releases from 0.3.0 on read all versions since this 
 # A migration that changes columns creates the table anew with the SQL text of `_SCHEMA`, and computes each row's digest again.
 MIGRATIONS: Final[dict[int, Callable[[sqlite3.Connection], None]]] = {}
 ACCEPTED = "accepted"  # tag in `round_votes` of other trainers' proposals that an own ballot accepts
-MEASUREMENTS_MAX = 256  # in the queue; the oldest are dropped. A round adds three, and its transactions write the whole queue
+MEASUREMENTS_MAX = 256  # entries of the queue, which drops the oldest. A round adds three, and its transactions write all
 EVIDENCE_MAX = 1_000  # pairs; one proves the fault, and more only fill the disk
 
 _SCHEMA = """
@@ -129,7 +129,7 @@ class LedgerStore:
         # While this file exists, votes may have been cast, and a missing database must not be created anew.
         self._committed = HighWaterMark(path.with_name(path.name + ".committed"))
         if self._committed.exists() and not (path.exists() and path.stat().st_size):
-            raise LostVotesError(f"{path} is gone or empty: {REKEY_ADVICE}")
+            raise LostVotesError(f"{path} is missing or empty: {REKEY_ADVICE}")
         self._require_whole_log()
         with explain_sqlite_errors(self.path):
             self._database = self._connect()
@@ -174,16 +174,16 @@ class LedgerStore:
             self._create(chain_id)
             version = SCHEMA_VERSION
         elif version < FIRST_SCHEMA_VERSION:
-            before = f"{self.path} has format {version}, of a program before 0.3.0"
-            raise StorageError(f"{before}: its network goes on only with that program; found another one for this program")
+            before = f"{self.path} has format {version}, from a program before 0.3.0"
+            raise StorageError(f"{before}: continue its network with that program, or found a new network with this one")
         elif version > SCHEMA_VERSION:
-            newer = f"{self.path} has format {version}, this program reads formats up to {SCHEMA_VERSION}"
+            newer = f"{self.path} has format {version}, but this program reads formats up to {SCHEMA_VERSION}"
             raise StorageError(f"{newer}: install the newer program that wrote it")
         elif version == SCHEMA_VERSION:
             self._check_schema()
         self._check_content()
         if self._get("chain") != chain_id:
-            raise StorageError(f"{self.path} belongs to another network: use the data directory made for this one")
+            raise StorageError(f"{self.path} belongs to another network: use the data directory of this network")
         return int(version)
 
     def _create(self, chain_id: bytes) -> None:
@@ -209,7 +209,7 @@ class LedgerStore:
 
     def _check_schema(self) -> None:
         if not {(table,) for table in _TABLES} <= set(self._rows("SELECT sql FROM sqlite_schema")):
-            raise self._damaged("its schema has other bytes")
+            raise self._damaged("its schema does not match this program")
 
     def _check_content(self) -> None:
         """Check the rows of `_SEALS_CHECKED_AT_START`, and that the heights of blocks have no gap. Works before a migration, too.
@@ -222,7 +222,7 @@ class LedgerStore:
         if count and count != last - first + 1:
             raise self._damaged("decided blocks are missing")
         if self._get("transactions") < self._committed.read_value():
-            raise self._damaged(f"{self._get('transactions')} of {self._committed.read_value()} or more transactions are there")
+            raise self._damaged(f"it has {self._get('transactions')} of at least {self._committed.read_value()} transactions")
 
     def close(self) -> None:
         if self._measured and self._failure is None:
@@ -274,14 +274,14 @@ class LedgerStore:
     def _check_rows(self, table: str, rows: Sequence[StoredRow]) -> list[StoredRow]:
         for *values, written in rows:
             if row_digest(table, values) != written:
-                raise self._damaged(f"a row of {table} has other bytes")
+                raise self._damaged(f"a row of {table} does not match its digest")
         return [row[:-1] for row in rows]
 
     def _decoded(self, kind: type[T], data: bytes) -> T:
         try:
             return codec.decode(kind, data, len(data))
         except RemoteProtocolError:
-            raise self._damaged(f"a {kind.__name__} in it has no valid form") from None
+            raise self._damaged(f"it contains an invalid {kind.__name__}") from None
 
     def _damaged(self, what: str) -> LostVotesError:
         return damage_error(self.path, what)
@@ -324,7 +324,7 @@ class LedgerStore:
         height, digest = decided.height, decided.digest
         found = database.execute("SELECT digest FROM blocks WHERE height = ?", (height,)).fetchone()
         if found and found[0] != digest:
-            raise LocalProtocolError(f"height {height} is decided already, with another block")
+            raise LocalProtocolError(f"height {height} is already decided with a different block")
         certificate = codec.encode(decided.certificate)
         insert_row(database, "INSERT OR IGNORE", "blocks", height, digest, decided.block, certificate)
         for table in ("votes", "undecided", "prepared"):
@@ -367,8 +367,8 @@ class LedgerStore:
             if row_digest("blocks", values) != written and height < self.decided_height - 1:
                 # A lost old block is not a lost vote, so this error requires no new key.
                 raise StorageError(
-                    f"{self.path} is damaged (the decided block of height {height} has other bytes): what this peer signed is "
-                    "not lost, and other peers hold that block; check the disk, and take exports from one of them"
+                    f"{self.path} is damaged (the decided block of height {height} does not match its digest): this peer's "
+                    "signatures are not lost, and other peers have that block; check the disk, and take exports from one of them"
                 )
         for _, digest, block, certificate in self._check_rows("blocks", rows):
             return DecidedBlock(height, digest, block, self._decoded(Certificate, certificate))
@@ -563,7 +563,7 @@ class ReadOnlyStore(LedgerStore):
         self.is_older = self.version < SCHEMA_VERSION  # older than this program: its tables may have another schema
 
     def _create(self, chain_id: bytes) -> None:
-        raise StorageError(f"{self.path} holds nothing yet: the peer begins it at its next start")
+        raise StorageError(f"{self.path} is empty: `peer run` creates its content")
 
     def close(self) -> None:
         self._database.close()

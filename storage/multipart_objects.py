@@ -33,13 +33,13 @@ from protocol.limits import BLOB_BYTES_MAX, BLOB_PART_BYTES
 from storage.crash_points import crash_points
 from storage.durable_files import explain_os_errors, make_directory, sync_directory
 
-LIST_SUFFIX = ".list"  # of a list beside a file for `DiskBlobStore.adopt_file`
+LIST_SUFFIX = ".list"  # suffix of a list beside a file for `DiskBlobStore.adopt_file`
 DATA_SUFFIX, MARKS_SUFFIX, UNFINISHED_SUFFIX = ".data", ".here", ".part"
 # Limits of incomplete objects that nobody waits for, left by a restart or by the end of a round.
 ABANDONED_MAX = 16
 ABANDONED_BYTES_MAX = BLOB_BYTES_MAX  # stored parts of all of them; the largest object fits
-ABANDONED_SECONDS = 24 * 3600.0  # since the last part; the round that needed it is over
-COPY_BYTES = 1 << 20  # per read and write
+ABANDONED_SECONDS = 24 * 3600.0  # age since the last part: the round that needed the object is over
+COPY_BYTES = 1 << 20  # bytes per read and write
 
 FileOf = Callable[[bytes], Path | None]  # digest -> path of its blob, None if it is missing
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class MultipartStore:
         parts = self.parse_list(digest, self._path(digest).read_bytes())
         blob, here = file_of(digest), self._path(digest, MARKS_SUFFIX)
         if parts is None:
-            log.warning("%s is damaged: this peer deletes it, with the blob", self._path(digest))
+            log.warning("%s is damaged: this peer deletes it with its blob", self._path(digest))
             self._path(digest).unlink()
             if blob is not None:  # without its list it would be served as an object without parts
                 blob.unlink()
@@ -219,7 +219,7 @@ class MultipartStore:
     def sweep_partial(self, wanted: Collection[bytes], file_of: FileOf) -> None:
         """Delete incomplete objects outside `wanted`, except the latest within the ABANDONED limits, which may be needed."""
         with self._lock:
-            if self._adding:  # the blob being added may be an incomplete object; the next sweep comes soon
+            if self._adding:  # the blob being added may be an incomplete object; another sweep follows
                 return
             self.forget_deleted(file_of)
             coming = {digest: file_of(digest) is not None for digest in self._lacking}
@@ -261,7 +261,7 @@ class PartWriter:
 
     def write(self, chunk: bytes) -> None:
         if self._written + len(chunk) > self._size:
-            raise RemoteProtocolError("bad-blob", f"more than the {self._size} bytes of the part")
+            raise RemoteProtocolError("bad-blob", f"the part {self._part.hex()[:16]} is larger than {self._size} bytes")
         self._hash.update(chunk)
         with explain_os_errors(self._store.folder):
             _write(self._file.fileno(), chunk, self._written)
@@ -271,7 +271,9 @@ class PartWriter:
         """Verify the part and store it durably. Raises `RemoteProtocolError` if its hash is wrong."""
         try:
             if self._hash.digest() != self._part:
-                raise RemoteProtocolError("bad-blob", f"the part {self._part.hex()[:16]} has other bytes")
+                raise RemoteProtocolError(
+                    "bad-blob", f"the received bytes do not match the digest of the part {self._part.hex()[:16]}"
+                )
             self._store.store_part(self._part, self._file.fileno(), self._size)
         finally:
             self.abort()

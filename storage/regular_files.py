@@ -51,4 +51,6 @@ def _require_regular(mode: int, path: Path | str) -> None:
     shown = str(path) if str(path).isprintable() else repr(str(path))
     if stat.S_ISDIR(mode):
         raise UserError(f"{shown} is a folder: name a file")
-    raise UserError(f"{shown} is {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}: save its content in a file and name that")
+    raise UserError(
+        f"{shown} is {_KINDS.get(stat.S_IFMT(mode), 'not a regular file')}: save its content in a file and name that file"
+    )

@@ -63,7 +63,7 @@ class SqliteBucketStore:
             self._reading.execute("PRAGMA query_only=1")
         self._trees, last = self._load()
         self.version = StoreVersion(self)
-        self._tables: dict[str, Table[Any]] = {}  # as of the last commit
+        self._tables: dict[str, Table[Any]] = {}  # tables as of the last commit
         self._fresh = itertools.count(last + 1)
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class SqliteBucketStore:
             layouts = self._reading.execute("SELECT name FROM sqlite_schema WHERE name LIKE 'rows\\_%' ESCAPE '\\'").fetchall()
             if layouts != [(_ROWS,)]:
                 names = ", ".join(name for (name,) in layouts) or "none"
-                raise StorageError(f"{self.path} has tables in another form ({names}), this program reads {_ROWS}")
+                raise StorageError(f"{self.path} has tables in the format {names}, but this program reads {_ROWS}")
             places = self._reading.execute(f"SELECT name, start, depth, rows, size, hash, slot FROM {_ROWS}")
             try:
                 for name, start, *place in places:
@@ -95,7 +95,7 @@ class SqliteBucketStore:
         """Let the tables of the stored state read their rows from this store. Raises `StorageError` if a root differs."""
         for name, table in tables.items():
             if TableRoot.from_node(self._trees.get(name)) != table.root:
-                raise self._damaged(f"the rows of {name} are not those of the state")
+                raise self._damaged(f"the rows of {name} do not match the state")
             table.rebase_on_store(self._trees.get(name), self.version)
             self._tables[name] = table
 
@@ -117,11 +117,11 @@ class SqliteBucketStore:
         return None
 
     def missing_bucket_error(self) -> StorageError:
-        return self._damaged("rows of a table have other bytes")
+        return self._damaged("rows of a table do not match their digests")
 
     def _damaged(self, what: str) -> StorageError:
         """Return an error that requires no new key: lost rows are not lost votes."""
-        kept = "what this peer signed is not lost, and others hold these rows"
+        kept = "this peer's signatures are not lost, and other peers have these rows"
         return StorageError(
             f"{self.path} is damaged ({what}): {kept}; check the disk, and ask for help before you delete anything"
         )

@@ -153,7 +153,7 @@ def test_another_list_of_modules_is_another_network(feature: None) -> None:
     state = rules_of(genesis := founded(), PlainJobs()).genesis_state()
     assert state.module_state(NotesState).written == {} and state.state_root != world.state.state_root
     FEATURES.remove(NOTES)
-    with pytest.raises(UnsupportedModuleVersion, match="this network runs notes 1; this program does not know it"):
+    with pytest.raises(UnsupportedModuleVersion, match="this network runs notes 1; this program does not have this module"):
         rules_of(genesis, PlainJobs()).genesis_state()
     FEATURES.append(NOTES)
 

@@ -12,13 +12,13 @@ from protocol.limits import DECISIONS_PER_REPLY_MAX
 from protocol.messages import Decision, GetBlock, GetDecisions, ProposeEnvelope
 
 FIRST_REQUEST_DELAY_SECONDS = 0.1  # peers are often one height ahead: their votes or the block are probably on their way
-RETRY_SECONDS = 0.5  # after which another peer is asked
-RETRY_SECONDS_MAX = 60.0  # for a peer that never delivers: it claims a height that nobody reached, or its answers get lost
+RETRY_SECONDS = 0.5  # wait for an answer, before another peer is asked
+RETRY_SECONDS_MAX = 60.0  # a peer that never delivers claims a height that nobody reached, or its answers get lost
 RESPONSE_BURST_MAX = 32.0  # answers without a wait: enough for a peer that is a thousand heights behind
-RESPONSES_PER_SECOND = 4.0  # after the burst: 128 heights a second, more than a network decides, with little disk access
+RESPONSES_PER_SECOND = 4.0  # rate after the burst: 128 heights a second, more than a network decides, with little disk access
 CLAIMS_MAX = 1_024  # peers whose claimed height is kept
 FUTURE_MESSAGES_MAX = 16  # per peer, beside one proposal: votes of two heights, and those of a view change
-FUTURE_BYTES_MAX = 256 << 10  # of these messages per peer: votes and two timeout certificates of VOTERS_MAX voters
+FUTURE_BYTES_MAX = 256 << 10  # these messages per peer: votes and two timeout certificates of VOTERS_MAX voters
 DECISIONS_BYTES_MAX = 8 << 20  # decisions of later heights, from all peers together
 PROPOSALS_BYTES_MAX = 32 << 20  # proposals of later heights, from all peers together; a dropped one is sent again at its height
 FUTURE_HEIGHTS_MAX = 2  # messages of heights further ahead are dropped, and requested when their height is reached

@@ -22,7 +22,7 @@ DECIDED_AHEAD_MAX = 64  # decided heights that are not applied yet; at this numb
 
 # Voters lead in turn. A voter whose view failed is left out for two laps, and then until its commit is in a parent's certificate.
 # The leaders are a pure function of decided blocks, so all honest voters agree on them, also after a restart. A proposer's free
-# choices in a block, such as the set of commits, take no turn from another voter.
+# choices in a block, such as the set of commits, cost no other voter its turn.
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def update_failed_leaders(
 class DecidedHeight:
     """A decided block with its certificate."""
 
-    block: Block  # without its body
+    block: Block  # the block without its body
     digest: bytes
     vote: Commit
     certificate: Certificate  # grows with late commits, so that the next block shows that their voters are alive
@@ -96,7 +96,7 @@ class Chain:
         self._chain_id = chain_id
         self._application = application
         self._past: dict[int, DecidedHeight] = {}
-        self.voters: dict[int, VoterSet] = {}  # by height
+        self.voters: dict[int, VoterSet] = {}  # height -> voters
         self._schedules: dict[int, LeaderSchedule] = {}  # cache: read several times in a step
         self.applied = applied.height
         self._state_root = applied.state_root
@@ -107,7 +107,7 @@ class Chain:
             self.height = decided.height
             self.add_decided(decided)
         if self.height <= applied.height:
-            raise LocalProtocolError(f"height {applied.height} is applied, the journal ends before {self.height}")
+            raise LocalProtocolError(f"height {applied.height} is applied, but the journal ends before {self.height}")
         self._learn(applied)
 
     @property
@@ -122,8 +122,8 @@ class Chain:
         if voters is None or count <= len(voters) - voters.quorum:
             return None
         root = self._state_root.hex()[:16]
-        proposed = f"{count} of {len(voters)} voters proposed height {self.height} on another state root than {root}"
-        return f"{proposed}, which is here; {voters.quorum} with the same root are needed to decide"
+        proposed = f"{count} of {len(voters)} voters proposed height {self.height} on a different state root than ours ({root})"
+        return f"{proposed}; a decision needs {voters.quorum} voters with the same root"
 
     @property
     def parent(self) -> DecidedHeight | None:
@@ -164,7 +164,7 @@ class Chain:
 
     def add_applied(self, applied: AppliedInput) -> None:
         if applied.height != self.applied + 1 or applied.height >= self.height:
-            raise LocalProtocolError(f"height {applied.height} applied after {self.applied}, {self.height} is to be decided")
+            raise LocalProtocolError(f"height {applied.height} applied after {self.applied}, while {self.height} is undecided")
         self.applied, self._state_root = applied.height, applied.state_root
         self._learn(applied)
 
@@ -187,7 +187,7 @@ class Chain:
             ("next voters", block.next_voters, self.voters[height + 1].hash),
         ):
             if theirs != mine:
-                self.divergence = f"height {height} was decided with {what} {theirs.hex()[:16]}, here it is {mine.hex()[:16]}"
+                self.divergence = f"height {height} was decided with {what} {theirs.hex()[:16]}, but ours is {mine.hex()[:16]}"
 
     def _forget(self) -> None:
         needed = min(self.applied, self.height - 2)
@@ -246,16 +246,14 @@ class Chain:
             return BlockRefusal(str(error))
         if block.state_root != self._state_root:
             self._dissenters.add(proposer)
-            return BlockRefusal(
-                f"it stands on state root {block.state_root.hex()[:16]}, here it is {self._state_root.hex()[:16]}"
-            )
+            return BlockRefusal(f"its state root is {block.state_root.hex()[:16]}, but ours is {self._state_root.hex()[:16]}")
         if block != self._envelope(proposer, block.time_ms, block.parent_certificate, block.body):
-            return BlockRefusal("the envelope is not the one that follows from the parent")
+            return BlockRefusal("its envelope does not follow from its parent")
         first_ms = self.parent.block.time_ms + 1 if self.parent else 0
         if block.time_ms < first_ms:
-            return BlockRefusal(f"time {block.time_ms} ms is not after its parent's")
+            return BlockRefusal(f"its time {block.time_ms} ms is not later than its parent's")
         if block.time_ms > max(first_ms, now_ms + CLOCK_AHEAD_SECONDS * 1_000) and not is_vouched_for:
-            reason = f"time {block.time_ms} ms is more than {CLOCK_AHEAD_SECONDS} s ahead of this clock"
+            reason = f"its time {block.time_ms} ms is more than {CLOCK_AHEAD_SECONDS} s ahead of this clock"
             return BlockRefusal(reason, retry_at=block.time_ms / 1_000 - CLOCK_AHEAD_SECONDS)
         refusal = self._application.why_body_refused(block.height, block.body, proposer)
         return None if refusal is None else BlockRefusal(refusal)
@@ -263,12 +261,12 @@ class Chain:
     def _check_parent_certificate(self, certificate: Certificate | None, verifier: Verifier) -> None:
         parent = self.parent
         if (certificate is None) != (parent is None):
-            raise RemoteProtocolError("bad-parent", "every block but the first carries its parent's certificate")
+            raise RemoteProtocolError("bad-parent", "every block except the first needs its parent's certificate")
         if certificate is None or parent is None:
             return
         vote = verify_certificate(certificate, Commit, self.voters[self.height - 1], self._chain_id, verifier)
         if (vote.height, vote.block) != (self.height - 1, parent.digest):
-            raise RemoteProtocolError("bad-parent", "the certificate is of another block")
+            raise RemoteProtocolError("bad-parent", "the certificate is not of the parent block")
 
 
 def make_decided_block(data: bytes, certificate: Certificate, vote: Commit) -> DecidedBlock:

@@ -1,6 +1,6 @@
 """The message handlers of a replica. A valid message becomes a fact in a vote set. An invalid one is a fault of its sender.
 
-The handlers also answer requests, greet new links, and repeat statements for peers that seem to lack them.
+The handlers also answer requests, greet new links, and repeat statements for peers that apparently lack them.
 """
 
 from __future__ import annotations
@@ -139,9 +139,11 @@ class ReplicaMessageHandlers(ReplicaState):
         if schedule is None:
             return
         if message.propose.signer != schedule.leader_of_view(propose.view):
-            raise RemoteProtocolError("not-the-leader", f"{short_id(message.propose.signer)} in {propose.height}.{propose.view}")
+            raise RemoteProtocolError(
+                "not-the-leader", f"{short_id(message.propose.signer)} does not lead {propose.height}.{propose.view}"
+            )
         if header_digest(message.header) != propose.block:
-            raise RemoteProtocolError("wrong-block", f"the header beside the proposal of {propose.height}.{propose.view}")
+            raise RemoteProtocolError("wrong-block", f"the header does not match the proposal of {propose.height}.{propose.view}")
         obligation = self._justify(book, propose, message)
         self._add(book, message.propose, propose)
         if propose.view >= self.view and propose.view not in book.proposals:
@@ -154,18 +156,20 @@ class ReplicaMessageHandlers(ReplicaState):
         """(S3) Check that a later view's proposal carries a timeout certificate, and names the block that it obliges to."""
         certificate = message.justification
         if (certificate is None) != (propose.view == 0):
-            raise RemoteProtocolError("bad-justification", f"of {propose.height}.{propose.view}")
+            raise RemoteProtocolError(
+                "bad-justification", f"view 0 has none, and later views need one: {propose.height}.{propose.view}"
+            )
         if certificate is None:
             return None
         high = self._take_timeouts(book, certificate, propose.view - 1)
         if high is not None and high.block != propose.block:
-            raise RemoteProtocolError("bad-justification", "another block was prepared and must be proposed again")
+            raise RemoteProtocolError("bad-justification", "a different block was prepared and must be proposed again")
         return high
 
     # Votes and timeouts ----------------------------------------------------------------------------------------------
 
     def _remember(self, signed: Signed, statement: Propose | Prepare | Commit | Timeout) -> None:
-        """Take a late statement of a decided height, which may be evidence. The next block carries late commits of its parent."""
+        """Add a late statement of a decided height, which may be evidence. The next block carries late commits of its parent."""
         book = self._closed.get(statement.height)
         if book is None or book.decided_view is None or abs(statement.view - book.decided_view) > VIEWS_AHEAD_MAX:
             return
@@ -199,7 +203,7 @@ class ReplicaMessageHandlers(ReplicaState):
     def _take_prepared(self, book: HeightVoteSet, certificate: Certificate) -> Prepare:
         vote = verify_certificate(certificate, Prepare, book.voters, self._chain_id, self._verifier)
         if vote.height != book.height:
-            raise RemoteProtocolError("wrong-height", f"prepare certificate of {vote.height} at {book.height}")
+            raise RemoteProtocolError("wrong-height", f"prepare certificate of height {vote.height} at height {book.height}")
         if self._adopt(book, certificate, vote):
             self._add_certified(book, certificate, vote)
         return vote
@@ -216,7 +220,7 @@ class ReplicaMessageHandlers(ReplicaState):
 
     def _on_decision(self, peer: bytes, message: Decision) -> None:
         height = codec.decode_message(message.certificate.vote, (Commit,)).height
-        if height > self.height or (height == self.height and self._book is None):  # it cannot be verified yet
+        if height > self.height or (height == self.height and self._book is None):  # the decision cannot be verified yet
             self._catch_up.record_claim(peer, height + 1)
             # Before the trusted block is decided, known voters may have retired. They could send us another chain at no cost.
             wanted = self._catch_up.was_asked(peer) or (self._chain.is_known_voter(peer) and not self._is_unproven)
@@ -228,7 +232,7 @@ class ReplicaMessageHandlers(ReplicaState):
             return
         vote = verify_certificate(message.certificate, Commit, self._book.voters, self._chain_id, self._verifier)
         if block_digest(message.block) != vote.block:
-            raise RemoteProtocolError("wrong-block", f"the bytes beside the certificate of {height}")
+            raise RemoteProtocolError("wrong-block", f"the block does not match the certificate of height {height}")
         if not self._chain.extends_tip(message.block):
             self._add_rival(self._book, message.certificate, vote)
             self._set_aside(peer)
@@ -270,13 +274,13 @@ class ReplicaMessageHandlers(ReplicaState):
                     books.insert(0, self._book)
                 said = [signed for book in books for signed in book.statements_of(peer)]
                 held = [*self._application.statements_signed_by(peer), *said, *self._chain.commit_votes_of(peer)]
-                # Without duplicates, and cut off at the size of one answer.
+                # The answer has no duplicates, and is cut off at its maximum size.
                 self._send(peer, RememberedStatements(self.height, tuple(dict.fromkeys(held))[:REMEMBERED_STATEMENTS_MAX]))
-            case Status() if self._book is not None:  # of a voter in an earlier view: few bytes request a whole proposal
+            case Status() if self._book is not None:  # the sender is in an earlier view: its few bytes request a proposal
                 self._repeat_to((peer,), self._book)
 
     def _repeat_to(self, peers: tuple[bytes, ...], book: HeightVoteSet) -> None:
-        """Repeat our latest statements and the highest certificate, and the proposal for voters that seem to lack it."""
+        """Repeat our latest statements and the highest certificate, and the proposal for voters that apparently lack it."""
         offer = book.proposals.get(self.view)
         unheard = tuple(key for key in book.voters_without_statement_since(self.view) if key in peers)
         # The block must have been prepared here: a body that a liar made may not decode, and so has no compact form.

@@ -49,9 +49,9 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.identity import Signed, Signer, Verifier, open_signed, short_id, sign_message
 from protocol.messages import Commit, Prepare, RememberedStatements, Timeout
 
-ASK_SECONDS = 0.5  # until voters without a valid answer are asked again: they may have been too far ahead
+ASK_SECONDS = 0.5  # interval of requests to voters without a valid answer, which may have been too far ahead
 EARLIER_HEIGHTS = 1  # an earlier process of this voter may have been one height above the voters that answered
-SILENT_HEIGHTS = 2  # from the height of a lost statement: the voter that returned it may be one height behind
+SILENT_HEIGHTS = 2  # silence from a lost statement's height on: the voter that returned it may be one height behind
 VOTE_SETS_KEPT = 2  # decided heights whose statements are kept for others
 
 
@@ -82,7 +82,7 @@ class OwnVotes:
         """Sign a statement. Raises `LocalProtocolError` if its slot is taken, or if a vote would follow an own timeout."""
         slot = (message.TAG, message.height, message.view)
         if slot in self._signed:
-            raise LocalProtocolError(f"{slot} is signed already")
+            raise LocalProtocolError(f"slot {slot} is already signed")
         if isinstance(message, (Prepare, Commit)) and self.highest_timed_out_view(message.height) >= message.view:
             raise LocalProtocolError(f"{message.TAG} in {message.height}.{message.view} after a timeout")
         signed = sign_message(self._signer, self._chain_id, message)
@@ -113,7 +113,7 @@ class RollbackCheck:
     _claims: dict[bytes, int] = field(default_factory=dict)  # voter -> the height that it claims to work on
     _answered: set[bytes] = field(default_factory=set)  # voters whose answer counts when their height is reached
     no_votes_below: int = 0
-    _reached: int | None = None  # H, see above; None: too few voters have answered
+    _reached: int | None = None  # H in the module's docstring; None: too few voters have answered
     duplicate_identity_reason: str | None = None  # the action of another machine with our key, after which nothing is signed
     next_request_at: float = 0.0  # time of the next requests
 
@@ -128,10 +128,10 @@ class RollbackCheck:
 
         The statement also counts after the check, since its answer may have been late.
         """
-        # No earlier process of this voter can have signed so far above the others.
+        # No earlier process of this voter can have signed more than one height above the others.
         is_of_this_life = self._reached is not None and height > self._reached + EARLIER_HEIGHTS
         if is_of_this_life and self.duplicate_identity_reason is None:
-            self.duplicate_identity_reason = f"signed at height {height} what was not signed here"
+            self.duplicate_identity_reason = f"signed a statement at height {height} that this peer did not sign"
         before, self.no_votes_below = self.no_votes_below, max(self.no_votes_below, height + SILENT_HEIGHTS)
         return self.no_votes_below > before
 
@@ -178,7 +178,9 @@ def open_remembered_statements(
     of_rounds: list[Signed] = []
     for signed in heard.signed:
         if signed.signer != me:
-            raise RemoteProtocolError("foreign-statement", f"heard of {short_id(signed.signer)}, asked about {short_id(me)}")
+            raise RemoteProtocolError(
+                "foreign-statement", f"received a statement of {short_id(signed.signer)}, requested those of {short_id(me)}"
+            )
         message = open_signed(signed, chain_id, verifier, STATEMENT_TYPES)
         if isinstance(message, AGREEMENT_STATEMENT_TYPES):
             statements.append(message)

@@ -9,10 +9,10 @@ from consensus.voter_set import VoterSet
 
 VIEW_SECONDS_MIN = 1.0  # voters also train: a busy processor must not look like a failed leader
 VIEW_SECONDS_MAX = 60.0  # a healed network decides again within a minute
-VIEW_GROWTH = 1.5  # per failed view, until all honest voters stay in one view for long enough
+VIEW_GROWTH = 1.5  # growth per failed view, until all honest voters stay in one view for long enough
 LEADER_LOST_SECONDS = 0.25  # wait for a leader whose link broke: a link that restarts is back by then, a dead process is not
-TAIL_FACTOR = 3.0  # times the slowest recent decision of all leaders but the f slowest
-MEASURED_PER_LEADER = 8  # decisions: enough to remember a leader that is slow only at times
+TAIL_FACTOR = 3.0  # timeout as a multiple of the slowest recent decision, without those of the f slowest leaders
+MEASURED_PER_LEADER = 8  # decisions per leader: enough to remember a leader that is slow only at times
 REPEAT_SECONDS_MAX = 5.0  # links deliver in order or break, and a new link starts with all statements: repeats are rarely needed
 
 
@@ -20,11 +20,11 @@ REPEAT_SECONDS_MAX = 5.0  # links deliver in order or break, and a new link star
 class Pacemaker:
     """The timers of views and of repeats. A view timer runs while there is work here, repeats also while others may have work."""
 
-    _durations: dict[bytes, deque[float]] = field(default_factory=dict)  # by leader: seconds until its last decisions
+    _durations: dict[bytes, deque[float]] = field(default_factory=dict)  # leader -> seconds until its last decisions
     _tail: float = 0.0
     _view: int = 0
     _seconds: float | None = None  # length of this view; None: not computed yet
-    _started: float | None = None  # start of this view's timer: when the view began, or when work came later
+    _started: float | None = None  # start of this view's timer: the start of the view, or the later arrival of work
     _repeat_from: float | None = None
 
     def enter_view(self, view: int) -> None:

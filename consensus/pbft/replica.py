@@ -124,7 +124,7 @@ class Replica(ReplicaMessageHandlers):
     # Rules: each does one thing if its conditions hold, and returns whether it did ------------------------------------------
 
     def _settle(self) -> None:
-        """Run rules until none applies. Votes come last, when everything that could forbid them is known."""
+        """Run rules until none applies. Rules for votes are last, because earlier rules may forbid votes."""
         while self._book is not None and self._act(self._book):
             pass
         self._ask_application = False
@@ -352,7 +352,7 @@ class Replica(ReplicaMessageHandlers):
         book = self._book
         if book is None or not self._takes_part(book):
             return False
-        # This view's block was prepared here, or may still be: its bytes may arrive, or its time may come.
+        # This view's block is prepared here, or may be later: its bytes may arrive, or its time may be reached.
         awaits_proposal = self.view in book.proposals and (self.block_refusal is None or self._ask_again is not None)
         return book.highest_prepare_certificate is not None or awaits_proposal or self._application.has_work()
 

@@ -54,7 +54,7 @@ class ReplicaState:
         anchor_height: int,
     ) -> None:
         self.me = signer.public
-        self.block_refusal: str | None = None  # why this voter does not prepare the current view's block
+        self.block_refusal: str | None = None  # reason why this voter does not prepare the current view's block
         self.view = 0
         self._chain_id = chain_id
         self._anchor_height = anchor_height
@@ -62,7 +62,7 @@ class ReplicaState:
         self._application = application
         self._chain = Chain(chain_id, application, applied, restart)
         self._own = OwnVotes(signer, chain_id, restart.votes)
-        self._first_height = self.height  # from this height on, the log of own votes is complete
+        self._first_height = self.height  # first height from which the log of own votes is complete
         self._check = RollbackCheck(no_votes_below=restart.no_votes_below)
         self._pacemaker = Pacemaker()
         self._catch_up, self._fetch, self._future, self._answers = (
@@ -72,15 +72,15 @@ class ReplicaState:
             ResponseRateLimiter(),
         )
         self._links: set[bytes] = set()
-        self._lost: dict[bytes, float] = {}  # voter whose link broke -> when; not voters that never had one
+        self._lost: dict[bytes, float] = {}  # voter whose link broke -> time; voters that never had a link are absent
         self._recovered = restart.prepared  # adopted when its height opens
         self._blocks: OrderedDict[bytes, bytes] = OrderedDict(
             (stored.digest, stored.block) for stored in restart.blocks[-BLOCKS_HELD_MAX:]
         )
         self._stored = {stored.digest for stored in restart.blocks}
         self._now = 0.0
-        self._ask_application = True  # its answers may have changed
-        self._ask_again: float | None = None  # when to ask again: a block's time is ahead of this clock
+        self._ask_application = True  # whether the application's answers may have changed
+        self._ask_again: float | None = None  # time of the next question, if a block's time is ahead of this clock
         self._records: list[JournalRecord] = []
         self._sends: list[SendMessage | SendDecisions | SendBlock] = []
         self._faults: list[PeerFault] = []
@@ -122,10 +122,10 @@ class ReplicaState:
         if book.conflicting_commit is None or self._is_below_anchor(book):
             return None
         rival = (
-            f"block {book.conflicting_commit.block.hex()[:16]} is certified at height {book.height} "
-            "beside the history that is here"
+            f"block {book.conflicting_commit.block.hex()[:16]} is certified at height {book.height}, but it is not in our chain"
         )
-        return f"{rival}: more than {book.voters.faults_tolerated} of {len(book.voters)} voters lie, or their keys were stolen"
+        faulty = f"more than {book.voters.faults_tolerated} of {len(book.voters)} voters are faulty"
+        return f"{rival}: {faulty}, or their keys were stolen"
 
     @property
     def _is_unproven(self) -> bool:
@@ -208,7 +208,8 @@ class ReplicaState:
         if self._own.has_signed(statement) or statement.height < max(self._first_height, self.height - VOTE_SETS_KEPT):
             return  # own votes of heights that were decided before this start, or long ago, are not kept
         if self._check.record_forgotten_statement(statement.height):
-            self._records.append(VotePause(self._check.no_votes_below))  # after another restart, it may not be returned again
+            # After another restart, nobody may return the statement again.
+            self._records.append(VotePause(self._check.no_votes_below))
 
     def _add_certified(self, book: HeightVoteSet, certificate: Certificate, vote: Prepare | Commit) -> None:
         """Add a certificate's votes as statements: they may contradict others, or be own votes that our log lost."""
@@ -216,7 +217,7 @@ class ReplicaState:
             self._add(book, signed, vote)
 
     def _add_rival(self, book: HeightVoteSet, certificate: Certificate, vote: Commit) -> None:
-        """Take a verified certificate of a block that is not accepted. Its votes are not counted, but may be evidence."""
+        """Add a verified certificate of a block that is not accepted. Its votes are not counted, but may be evidence."""
         if self._is_below_anchor(book):
             return  # only the trusted block shows which of two chains is true
         book.conflicting_commit = book.conflicting_commit or vote

@@ -101,17 +101,17 @@ def proposals_left_to(tables: AuditTables, author: bytes, number: int) -> tuple[
     """
     audits = tables.rounds.get(number)
     if audits is None or not tables.has_rounds(number) or tables.job.is_trained:
-        raise Refused(f"no proposal of round {display_round_number(number)} can be drawn now")
+        raise Refused(f"no proposal of round {display_round_number(number)} can be audited now")
     auditor = tables.find_key(audits.reexecutors, author)
     if auditor is None or not tables.is_trusted(author):
-        raise Refused(f"{short_id(author)} may not re-execute round {display_round_number(number)}")
+        raise Refused(f"{short_id(author)} is suspended or was not a re-executor in round {display_round_number(number)}")
     require_may_challenge(tables, author)
     for other, of in tables.rounds.items():
         key = tables.find_key(of.volunteers, author)
         if key is not None and other == number:
-            raise Refused(f"{short_id(author)} has volunteered for round {display_round_number(number)} already")
+            raise Refused(f"{short_id(author)} has already volunteered for round {display_round_number(number)}")
         if key is not None and any(key in drawn.pending_auditors for drawn in of.proposals.values()):
-            raise Refused(f"{short_id(author)} has not reported yet on all of round {display_round_number(other)}")
+            raise Refused(f"{short_id(author)} must first report on all its proposals of round {display_round_number(other)}")
     current, sealed = tables.current_key, tables.unopened_losses.get(number, {})
     found = [
         trainer
@@ -121,7 +121,7 @@ def proposals_left_to(tables: AuditTables, author: bytes, number: int) -> tuple[
         and (trainer not in sealed or auditor not in sealed[trainer].reports)
     ]
     if not found:
-        raise Refused(f"nothing of round {display_round_number(number)} is left to draw for {short_id(author)}")
+        raise Refused(f"round {display_round_number(number)} has no proposal left that {short_id(author)} can audit")
     return auditor, found
 
 
@@ -133,7 +133,7 @@ def take_report(tables: AuditTables, author: bytes, report: AuditFinding) -> tup
     drawn = tables.find_proposal(report.proposal_key)
     auditor = tables.find_key(drawn.pending_auditors, author) if drawn else None
     if drawn is None or auditor is None:
-        raise Refused(f"no report of {short_id(author)} on that proposal is awaited")
+        raise Refused(f"no report of {short_id(author)} on this proposal is expected")
     pending = tuple(key for key in drawn.pending_auditors if key != auditor)
     audits = tables.rounds[report.round]
     proposals = {**audits.proposals, report.trainer: replace(drawn, pending_auditors=pending)}

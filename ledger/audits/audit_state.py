@@ -32,7 +32,7 @@ AUDITABLE_PROPOSALS_MAX = 4_096
 # Proposals of a job with reported losses whose trainer has not opened its own. All of them were under audit before, hence the
 # same bound: 1 MB of state, or 25 MB if 66 faulty auditors report on each. The oldest are dropped without harm.
 UNOPENED_MAX = AUDITABLE_PROPOSALS_MAX
-CHALLENGES_OPEN_MAX = 4  # disputes of one challenger in a job at once: each costs every re-executor a replay
+CHALLENGES_OPEN_MAX = 4  # disputes of one challenger in a job at once: each makes every re-executor replay a round
 # After this many refuted challenges, a challenger is ignored for the time of a first suspension: it is neither drawn nor heard.
 # After this many refuted claims about one trainer in that time, an auditor is separated from it: it is not drawn for it.
 FALSE_CHALLENGES_MAX = 3
@@ -65,8 +65,8 @@ class RoundAudits:
 
     # re-executors with a matching nonce; 0: everybody could foresee the draws
     nonce_count: Annotated[int, Between(0, VOTERS_MAX)]
-    faults: Annotated[int, Between(0, VOTERS_MAX)]  # f of the round's voters
-    reexecutors: VoterKeys  # they may be drawn, may volunteer, and judge
+    faults: Annotated[int, Between(0, VOTERS_MAX)]  # number of faulty voters that the round tolerates
+    reexecutors: VoterKeys  # voters that may be drawn, may volunteer, and judge
     proposals: Annotated[dict[Key, AuditableProposal], Length(0, TRAINERS_MAX)]
     volunteers: VoterKeys = ()  # re-executors that have volunteered for the round
     # Time of a block soon after the round's closing, or after the last dispute that delayed its reports. 0: no such block yet.
@@ -90,8 +90,8 @@ class Dispute:
 
     round: Count
     trainer: Key
-    opened: Count  # the open round at that time
-    # From auditors that were drawn for this proposal. Each challenge is also a verdict.
+    opened: Count  # the open round when the dispute opened
+    # Challenges of auditors that were drawn for this proposal. Each one is also a verdict.
     challenges: Annotated[dict[Key, ReplayFinding], Length(1, VOTERS_MAX)]
     voted_invalid: VoterKeys  # judges whose replay differs, or who received data that cannot be replayed
     voted_valid: VoterKeys
@@ -133,7 +133,8 @@ class JobAudits:
     suspension_causes: Annotated[dict[Key, AuditLogEntry], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
     # round -> trainer -> sealed losses of the reports on its proposal, until it opens its own or the time for that is over
     unopened_losses: UnopenedRounds = field(default_factory=dict)
-    loss_comparisons: Annotated[dict[Key, LossComparisons], Length(0, MEMBERS_MAX)] = field(default_factory=dict)  # by auditor
+    # auditor -> results of the losses in its reports
+    loss_comparisons: Annotated[dict[Key, LossComparisons], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
 
     @property
     def first_contestable_round(self) -> int | None:
@@ -146,7 +147,7 @@ class MemberAuditRecord:
     """A member's counts over all jobs with sampled audits."""
 
     rewards: Count = 0  # accepted proposals whose window passed without a suspension
-    rewards_lost: Count = 0  # rewards that suspensions, or losses that were not opened in time, have cost it
+    rewards_lost: Count = 0  # rewards lost by suspensions, or by losses that it did not open in time
     suspensions: Count = 0
     reports: Count = 0  # reports on proposals for which it was drawn
     lapsed: Count = 0  # proposals for which it was drawn and missed the time for a report
@@ -302,7 +303,7 @@ def auditable_proposals_of_others(me: bytes, state: AppliedState) -> list[AuditD
 
 
 def awaited_auditors(me: bytes, state: AppliedState) -> dict[bytes, set[tuple[bytes, ProposalKey]]]:
-    """Return, by auditor or judge, those of my proposals, with their jobs, that still wait for its report or verdict."""
+    """Return my proposals, with their jobs, that wait for a report or verdict, by its auditor or judge."""
     current, found = state.module_state(MembersState).current_key, dict[bytes, set[tuple[bytes, ProposalKey]]]()
     for job, audits in state.module_state(AuditsState).jobs.items():
         for number, of in audits.rounds.items():

@@ -43,14 +43,14 @@ class AuditTables:
         self.key, self.job, self.members, self.height = key, job, members, height
         self.current_key, self.terms = members.current_key, terms.audits
         self.window_rounds_ms = round(1_000 * terms.proposal_seconds * terms.audits.window)  # maximum time of its rounds
-        self.is_rewarded = terms.needs_worker  # the update of a scratch job is public and costs its trainer nothing
+        self.is_rewarded = terms.needs_worker  # the update of a scratch job is public and needs no work, so it earns no reward
         self.closed = job.round - 1  # the last closed round
         self._before = follow_key_rotations(state, members.current_key)
         self.member_records, self.log = dict(self._before.member_records), list(state.log)
-        self.rollbacks_due: list[RollbackDue] = []  # of updates that are in the model
+        self.rollbacks_due: list[RollbackDue] = []  # rollbacks of updates in the model
         audits = self._before.jobs[key]
         self.rounds, self.commitments = dict(audits.rounds), dict(audits.commitments)
-        self.disputes = {dispute.proposal_key: dispute for dispute in audits.disputes}  # in the order of their opening
+        self.disputes = {dispute.proposal_key: dispute for dispute in audits.disputes}  # sorted by their opening
         self.suspended, self.suspension_causes = dict(audits.suspended), dict(audits.suspension_causes)
         self.ignored_challengers, self.withheld_claims = dict(audits.ignored_challengers), dict(audits.withheld_claims)
         self.unvested_rounds, self.loss_comparisons = dict(audits.unvested_rounds), dict(audits.loss_comparisons)

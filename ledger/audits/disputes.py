@@ -30,10 +30,10 @@ from protocol.verdicts import ReplayFinding
 
 def require_may_challenge(tables: AuditTables, challenger: bytes) -> None:
     if tables.ignored_challengers.get(challenger, 0) > tables.job.round:
-        raise Refused(f"{short_id(challenger)} was found wrong too often to be heard for now")
+        raise Refused(f"{short_id(challenger)} cannot challenge now: too many of its challenges were refuted")
     mine = [of for of in tables.disputes.values() if challenger in map(tables.current_key, of.challenges)]
     if len(mine) >= CHALLENGES_OPEN_MAX:
-        raise Refused(f"{CHALLENGES_OPEN_MAX} challenges of {short_id(challenger)} are open, the most at once")
+        raise Refused(f"{short_id(challenger)} already has {CHALLENGES_OPEN_MAX} open challenges, the maximum")
 
 
 def challenge_proposal(tables: AuditTables, auditor: bytes, report: AuditFinding) -> None:
@@ -49,16 +49,16 @@ def challenge_proposal(tables: AuditTables, auditor: bytes, report: AuditFinding
 def apply_verdict(tables: AuditTables, author: bytes, verdict: AuditFinding) -> None:
     """Add a judge's verdict to an open dispute. Raises `Refused` if it is not due."""
     if verdict.loss is not None:
-        raise Refused("no loss belongs here")
+        raise Refused("a verdict must not contain a loss")
     dispute = tables.disputes.get(verdict.proposal_key)
     if dispute is None:
-        raise Refused("no dispute about that proposal is open")
+        raise Refused("no dispute about this proposal is open")
     judge = tables.find_key(_judges(tables, dispute), author)
     if judge is None:
-        raise Refused(f"{short_id(author)} may not judge this dispute")
+        raise Refused(f"{short_id(author)} is not a judge of this dispute")
     is_second = dispute.may_judge_again(judge) and verdict.finding is not ReplayFinding.WITHHELD
     if judge in dispute.judges_heard and not is_second:
-        raise Refused(f"{short_id(author)} has given its verdict")
+        raise Refused(f"{short_id(author)} has already given its verdict")
     others = replace(dispute, voted_withheld=tuple(key for key in dispute.voted_withheld if key != judge))
     _weigh_verdicts(tables, _with_verdict(others, judge, verdict.finding))
 

@@ -1,4 +1,4 @@
-"""Loss commitments, which bind an auditor to its replay. A report seals the auditor's loss of the last inner step.
+"""Loss commitments, which bind an auditor to its replay. A report seals the auditor's loss of the last local step.
 
 The trainer opens its own loss when all reports on the proposal are in or lapsed. Decision 0061 gives the reasons. Everything here
 is pure. `ledger.audits.loss_openings` decides when a loss may be opened, and the consequences.
@@ -19,9 +19,9 @@ from protocol.limits import VOTERS_MAX
 from protocol.messages import LossCommitment
 
 MILLIONTHS = 1_000_000  # losses are integers, in millionths of a nat
-LOSS_MAX = 2**53 - 1  # also stands for a loss that is not finite
+LOSS_MAX = 2**53 - 1  # maximum, also used for a loss that is not finite
 LOSS_DIFFERENCE_MAX = 1_000  # 1e-3 nat: replays on other processors differ by 2e-7 of the loss, steps by 0.1 nat
-LOSS_DIFFERENCE_DIVISOR = 10_000  # or 1e-4 of the loss, if that is more
+LOSS_DIFFERENCE_DIVISOR = 10_000  # relative tolerance: 1e-4 of the loss, if that is more
 REPORTS_PER_CONTRADICTION = 10  # an auditor's last reports that count, for each voter that must contradict it
 # number of reports that count, and so the maximum of wrong ones
 WRONG_LOSSES_MAX = REPORTS_PER_CONTRADICTION * (faults_tolerated(VOTERS_MAX) + 1)
@@ -36,7 +36,7 @@ LossMillionths = Annotated[int, Between(-LOSS_MAX, LOSS_MAX)]
 class SealedLoss:
     """The loss that an auditor computed. Only the holder of the secret of the proposal's commitment can read it."""
 
-    key: Key  # X25519, the auditor's for this report
+    key: Key  # the auditor's X25519 key for this report
     masked: Annotated[bytes, Length(LOSS_BYTES, LOSS_BYTES)]
 
 
@@ -46,7 +46,7 @@ class ProposalReference:
 
     job: Digest
     round: Count
-    trainer: Key  # its key in the round
+    trainer: Key  # the trainer's key in the round
 
     @property
     def proposal_key(self) -> tuple[int, bytes]:
@@ -58,7 +58,7 @@ class LossOpening(ProposalReference):
     """`audit/open-loss`: the trainer opens the loss that its proposal committed to, once no further report can come."""
 
     secret: Digest
-    loss: LossMillionths  # of the round's last inner step
+    loss: LossMillionths  # loss of the round's last local step
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class UnopenedLosses:
     """The sealed losses of the reports on one accepted proposal."""
 
     commitment: LossCommitment
-    reports: Annotated[dict[Key, SealedLoss], Length(0, VOTERS_MAX)]  # by the auditor's key in the round
-    reexecutors: Annotated[int, Between(1, VOTERS_MAX)]  # of the round
+    reports: Annotated[dict[Key, SealedLoss], Length(0, VOTERS_MAX)]  # auditor's key in the round -> its sealed loss
+    reexecutors: Annotated[int, Between(1, VOTERS_MAX)]  # number of re-executors in the round
     since: Count | None = None  # the last closed round when the trainer could first open its loss
     since_ms: Count = 0  # time of the parent of the block that closed it
 

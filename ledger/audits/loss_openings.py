@@ -24,7 +24,7 @@ def keep_sealed_loss(tables: AuditTables, auditor: bytes, report: AuditFinding, 
     """Keep the sealed loss of a report. Raises `Refused` if a match lacks a required loss, or another report has one."""
     is_bound = tables.is_rewarded and report.finding is ReplayFinding.MATCH and proposal.loss is not None
     if is_bound != (report.loss is not None):
-        raise Refused("a match carries a sealed loss" if is_bound else "no loss belongs here")
+        raise Refused("a match must contain a sealed loss" if is_bound else "this report must not contain a loss")
     if report.loss is not None and proposal.loss is not None:
         of = tables.unopened_losses.setdefault(report.round, {})
         new = loss_commitments.UnopenedLosses(proposal.loss, {}, len(tables.rounds[report.round].reexecutors))
@@ -33,7 +33,7 @@ def keep_sealed_loss(tables: AuditTables, auditor: bytes, report: AuditFinding, 
 
 
 def may_open_loss(tables: AuditTables, number: int, trainer: bytes) -> bool:
-    """Return whether no further report on this proposal can come.
+    """Return whether no further report on this proposal is possible.
 
     A re-executor that missed the round may draw for it whenever a round closes in the window. The last draws are in the block
     that ends the job, because it may close a round, too.
@@ -50,12 +50,12 @@ def apply_loss_opening(tables: AuditTables, author: bytes, opening: loss_commitm
     known = of.get(trainer)
     if known is None or tables.current_key(trainer) != author:
         raise Refused(
-            f"no loss of {short_id(trainer)} in round {display_round_number(opening.round)} is to be opened by {short_id(author)}"
+            f"{short_id(author)} has no loss of {short_id(trainer)} to open in round {display_round_number(opening.round)}"
         )
     if not may_open_loss(tables, opening.round, trainer):
-        raise Refused("reports on that proposal may still come")
+        raise Refused("the loss cannot be opened yet: reports on its proposal are still possible")
     if not loss_commitments.is_valid_opening(known.commitment, opening):
-        raise Refused("that is not what the proposal commits to")
+        raise Refused("the opened loss does not match the proposal's commitment")
     del of[trainer]
     for auditor, report in known.reports.items():
         if tables.is_trusted(auditor):

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from protocol.codec import Count, Digest
 
 TICKET_DOMAIN = b"folkmoot/audit\x00"
-TICKET_PREFIX_BYTES = 8  # of a ticket; they are the lot
+TICKET_PREFIX_BYTES = 8  # length of the lot, which is the start of a ticket
 # A false update that comes later is followed by fewer honest rounds, so audits are densest late. Both shares multiply the job's
 # rate, and their average over a job is 1.
-EARLY_SHARE = 0.5  # in the first two thirds of a job's rounds, without the closing ones
+EARLY_SHARE = 0.5  # share in the first two thirds of a job's rounds, without the closing ones
 LATE_SHARE = 2.0
 
 

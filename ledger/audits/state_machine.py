@@ -75,7 +75,7 @@ class AuditsModule(Module[AuditsState]):
     ) -> StateChange:
         found: AuditFinding | LossOpening | AuditVolunteering = said.content
         if found.job not in view.module_state(JobsState).jobs or found.job not in state.jobs:
-            raise Refused("no audits of such a job are open")
+            raise Refused(f"job {found.job.hex()[:8]} has no open audits")
         tables = self._job_tables(state, found.job, view, context.height)
         match said.transaction.kind, found:
             case "audit/report", AuditFinding():
@@ -97,7 +97,7 @@ class AuditsModule(Module[AuditsState]):
         return StateChange(tables.new_state(), tuple(tables.rollbacks_due))
 
     def settle_block(self, state: AuditsState, view: StateReader, context: BlockContext) -> StateChange:
-        """End windows of closed rounds, vest rewards and draw audits. Facts bar suspended trainers from the next rounds."""
+        """End windows of closed rounds, vest rewards and draw audits. Facts exclude suspended trainers from the next rounds."""
         for closed in context.facts_of(ClosedRound):
             if closed.job in state.jobs:
                 tables = self._job_tables(state, closed.job, view, context.height)
@@ -157,7 +157,7 @@ class AuditsModule(Module[AuditsState]):
     def _crowded_out(self, state: AuditsState, winding: Mapping[bytes, Job], members: MembersState) -> bytes:
         """Return the ended job whose audits make room for another's.
 
-        A job with an open dispute goes last, and a scratch job goes first, because it paid no rewards. Among equals, the author
+        A job with an open dispute goes last, and a scratch job goes first, because it earns no rewards. Among equals, the author
         with the most of these jobs loses its oldest.
         """
         # One silent auditor keeps a job here for POST_JOB_AUDIT_HEIGHTS. To end the audits of a job sooner, an attacker has to
@@ -230,9 +230,9 @@ def end_windows(tables: AuditTables, now_ms: int | None) -> None:
                 tables.rounds[number] = replace(audits, closed_ms=begun_ms)
         first = {tables.current_key(dispute.trainer): dispute for dispute in reversed(tables.disputes.values())}
         for dispute in first.values():
-            if not dispute.opened_ms and dispute.opened < tables.closed:  # others may have opened in this very block
+            if not dispute.opened_ms and dispute.opened < tables.closed:  # other disputes may have opened in this very block
                 tables.disputes[dispute.proposal_key] = replace(dispute, opened_ms=begun_ms)
-    # Reports on these trainers wait for a dispute. Their time is stopped.
+    # Reports on these trainers wait for a dispute, so their time does not run.
     held_up = frozenset(tables.current_key(dispute.trainer) for dispute in tables.disputes.values())
     for number, audits in list(tables.rounds.items()):
         if not tables.has_rounds(number) and not _has_time(tables, number, audits.closed_ms, now_ms):

@@ -1,8 +1,7 @@
 """The state machine of sampled audits: stages and transitions of drawn proposals, disputes, sealed losses and trainers.
 
-The rules look up or assert the transitions here, except VOID, which `suspend_trainer` does itself. An event that its stage does
-not have is a bug of ours. `docs/protocol/audits.md` has the
-same table, which `python -m tests.test_docs --write` writes.
+The rules look up or assert the transitions here, except VOID, which `suspend_trainer` does itself. An event without a transition
+in its stage is a bug. `docs/protocol/audits.md` has the same table, which `python -m tests.test_docs --write` writes.
 """
 
 from __future__ import annotations
@@ -15,30 +14,30 @@ from ledger.audits.audit_state import AuditResult
 
 
 class AuditStage(enum.StrEnum):
-    AWAITED = "drawn proposal: an auditor's report is awaited"  # in `AuditableProposal.pending_auditors`
-    UNDISPUTED = "proposal that is kept: undisputed"  # in no `Dispute`
-    OPEN = "dispute: open"  # in `JobAudits.disputes`
-    SEALED = "report with a sealed loss"  # in `JobAudits.unopened_losses`
-    TRAINS = "trainer: trains"  # not in `JobAudits.suspended`
-    SUSPENDED = "trainer: suspended"  # in `JobAudits.suspended`
-    OVER = "over"  # in no table any more
+    AWAITED = "drawn proposal: an auditor's report is awaited"  # stored in `AuditableProposal.pending_auditors`
+    UNDISPUTED = "kept proposal: undisputed"  # absent from all `Dispute`s
+    OPEN = "dispute: open"  # stored in `JobAudits.disputes`
+    SEALED = "report with a sealed loss"  # stored in `JobAudits.unopened_losses`
+    TRAINS = "trainer: trains"  # absent from `JobAudits.suspended`
+    SUSPENDED = "trainer: suspended"  # stored in `JobAudits.suspended`
+    OVER = "over"  # deleted from all tables
 
 
 class AuditEvent(enum.StrEnum):
     PASSES = "the auditor reports `match`"
     FAILS = "the auditor reports any other finding"
-    VOLUNTEERED = "a re-executor says `audit/volunteer`"
-    JUDGED = "a challenge or a verdict, and neither side has enough"
-    GUILTY = "enough re-executors say guilty"
-    UNSEEN = "enough could not see the proposal"
-    INNOCENT = "enough say innocent; the trainer is not to be shunned"
-    SHUNNED = "enough say innocent; the trainer is to be shunned"
+    VOLUNTEERED = "a re-executor sends `audit/volunteer`"
+    JUDGED = "a challenge or a verdict arrives, and neither side has enough verdicts"
+    GUILTY = "enough re-executors find the proposal false"
+    UNSEEN = "enough re-executors did not receive the proposal's data"
+    INNOCENT = "enough re-executors find the proposal correct; the trainer is not to be shunned"
+    SHUNNED = "enough re-executors find the proposal correct; the trainer is to be shunned"
     TIME = "its time is over"
     UNDONE = "its round is undone"
     VOID = "its trainer is suspended"
-    LOSS_RIGHT = "the trainer opens the same loss"
-    LOSS_WRONG = "the trainer opens another loss; no more voters than may lie contradict the auditor"
-    LOSS_LAZY = "the trainer opens another loss; more voters contradict the auditor than may lie"
+    LOSS_RIGHT = "the trainer opens the loss that the auditor reported"
+    LOSS_WRONG = "the trainer opens a different loss; at most f voters contradict the auditor"
+    LOSS_LAZY = "the trainer opens a different loss; more than f voters contradict the auditor"
     CONVICTED = "a dispute ends as `suspended` or as `shunned`, or an auditor was lazy"
 
 
@@ -47,26 +46,26 @@ class AuditEffect(enum.StrEnum):
 
     COUNT_REPORT = "the auditor's `reports` grows"
     COUNT_LAPSE = "the auditor's `lapsed` grows"
-    DISPUTE = "a dispute about the proposal opens, or the author joins the one that is open"
+    DISPUTE = "a dispute about the proposal opens, or the author joins the open one"
     UPHOLD = "`upheld` of each challenger grows"
-    HOLD_AGAINST = "each challenge that is no claim counts against its author"
+    HOLD_AGAINST = "each challenge that is not a claim counts against its author"
     NOTE_CLAIMS = "each claim is noted for its author and the trainer"
-    SUSPEND = "the trainer is suspended, unless it is"
+    SUSPEND = "the trainer is suspended, unless it already is"
     COMPARE = "the auditor's `reports` in `loss_comparisons` grow"
     COUNT_WRONG = "the auditor's `wrong_losses` grows; the trainer is noted in `loss_comparisons`"
     LOSE_REWARD = "the trainer's reward for this proposal is lost"
     SUSPEND_AUDITOR = "the auditor is suspended"
-    ROLL_BACK = "the job goes back to the newest anchor at or before the update's round, unless that is undone already"
+    ROLL_BACK = "the job returns to the newest anchor at or before the update's round, unless this round is already undone"
     LOSE_REWARDS = "`suspensions` grows; rewards that have not vested are lost"
     FORGET = (
-        "sealed losses about the trainer are over; noted claims about it, and which of its own reports were wrong, are forgotten"
+        "sealed losses about the trainer are dropped; noted claims about it, and the record of its wrong reports, are forgotten"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class AuditTransition:
     after: AuditStage
-    result: AuditResult | None = None  # its entry in the log
+    result: AuditResult | None = None  # entry in the log; None: no entry
     effects: tuple[AuditEffect, ...] = ()
 
 

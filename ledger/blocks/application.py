@@ -44,7 +44,7 @@ from rounds.round_state import OpenRoundState, RoundCertificate
 ROUND_DEFERRAL_SECONDS = 60.0
 # Audits of a job without open rounds end by block time, so blocks are made at this interval until these audits are over.
 SETTLING_BLOCK_SECONDS = 1.0
-BODY_FIXED_BYTES = 64  # of an encoded body, beside its round certificates, evidence and transactions
+BODY_FIXED_BYTES = 64  # overhead of an encoded body beside its round certificates, evidence and transactions
 # pieces of evidence that wait for a block, at most 30 kB each; further ones are dropped
 PENDING_EVIDENCE_MAX = 16 * EVIDENCE_PER_BLOCK_MAX
 WHOLE_BYTES_MAX = 1_024  # such a body and its header fit into one packet, so that a compact form saves nothing
@@ -116,7 +116,7 @@ class LedgerApplication:
         self.inclusion_lists = InclusionListSet()
         self._deferred: dict[tuple[bytes, int], float] = {}  # (job, round) -> end of the deferral
         self._now = 0.0
-        self.pending_evidence: dict[bytes, Evidence] = {}  # by culprit; each piece would expel its culprit now
+        self.pending_evidence: dict[bytes, Evidence] = {}  # culprit -> evidence, which would expel it now
         # A signer's statements about rounds that are not open here yet. `peer.node.node` keeps them and replaces this function.
         self.future_messages_of: Callable[[bytes], tuple[Signed, ...]] = lambda signer: ()
         # By job: the state of its open round, with indexes by digest of its ballots, cut-offs, proposals and vouches. These only
@@ -218,7 +218,7 @@ class LedgerApplication:
         self._deferred |= {(closing.job, closing.round): now + ROUND_DEFERRAL_SECONDS for closing in closings}
 
     def resume_deferred_rounds(self, now: float) -> float | None:
-        """End deferrals whose time is over. Return the next time at which work may come up without a message."""
+        """End deferrals whose time is over. Return the next time at which work may appear without a message."""
         self._now = now
         self._deferred = {key: until for key, until in self._deferred.items() if until > now}
         times = (*self._deferred.values(), self._time_due_at)
@@ -266,7 +266,9 @@ class LedgerApplication:
         for signed in body.transactions:
             selection.add_unbounded(signed)
         left_out: PendingTransaction | None = next((entry for entry in missing if selection.try_add(entry)), None)
-        return f"leaves out a transaction of {short_id(left_out.signed.signer)} that has waited too long" if left_out else None
+        if left_out is None:
+            return None
+        return f"its body omits a transaction of {short_id(left_out.signed.signer)} that inclusion lists require"
 
     def has_work(self) -> bool:
         closable = any(book.certificate() is not None for book in self._closable())
@@ -286,7 +288,7 @@ class LedgerApplication:
         return compact_body(body)
 
     def expand_body(self, short: bytes) -> bytes | None:
-        """Return the body, or None without all parts. A part may never come: peers keep only the first ballot of each voter."""
+        """Return the body, or None without all parts. A part may never arrive: peers keep only the first ballot of each voter."""
         message = cast(WholeBody | CompactBody, decode_message(short, (WholeBody, CompactBody), BLOCK_BYTES_MAX))
         if isinstance(message, WholeBody):
             return message.body
@@ -300,7 +302,7 @@ class LedgerApplication:
         parts = [part for closing in present for signed in _parts(closing) for part in signed]
         size = sum(len(signed.body) for signed in (*parts, *held))
         if size > BODY_BYTES_MAX:
-            raise RemoteProtocolError("oversized", f"a short body stands for {size} bytes, at most {BODY_BYTES_MAX} are allowed")
+            raise RemoteProtocolError("oversized", f"the compact body expands to {size} bytes, at most {BODY_BYTES_MAX}")
         return encode(BlockBody(present, message.evidence, held))
 
     def _closing(self, closing: CompactRoundCertificate) -> RoundCertificate | None:

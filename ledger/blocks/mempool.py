@@ -26,15 +26,15 @@ from protocol.limits import (
 )
 from protocol.messages import InclusionList, Transaction
 
-TRANSACTIONS_BYTES_MAX = BODY_BYTES_MAX // 2  # of one block: it must be quick to apply
+TRANSACTIONS_BYTES_MAX = BODY_BYTES_MAX // 2  # transactions of one block, which must be quick to apply
 SIGNED_BYTES = 128  # overhead of a signed message in a body, beside its own bytes
-SELECTION_PASSES_MAX = 4  # over waiting transactions, sorted by nonce; a second pass finds those that follow another author's
+SELECTION_PASSES_MAX = 4  # passes over transactions by nonce; a second one finds those that follow another author's
 # Refusals of one member's transactions in one block. An honest member has one transaction per nonce: one refusal in a pass.
 REFUSED_PER_MEMBER_MAX = 2 * SELECTION_PASSES_MAX
 PENDING_PER_MEMBER_MAX = 256  # a quarter of a block: a flood from one member must not keep out the others' transactions
 PENDING_BYTES_PER_MEMBER_MAX = 4 << 20  # 16 of the largest transactions, or 256 of 16 kB
-PENDING_BYTES_MAX = 128 << 20  # of all members: thirty members that use their whole quota must not fill a small machine
-PENDING_STRANGERS_MAX = 64  # of all strangers; they displace no transaction, or peers would relay floods without end
+PENDING_BYTES_MAX = 128 << 20  # transactions of all members: thirty whole quotas must not fill a small machine
+PENDING_STRANGERS_MAX = 64  # transactions of all strangers; they displace none, or peers would relay floods without end
 DROPPED_MAX = TRANSACTIONS_PENDING_MAX  # digests of the transactions that were dropped last: the capacity of one pool
 LINGER_SECONDS = 0.4  # delay of a transaction that waits for others; see `ledger.core.module.Module.lingers`
 
@@ -56,7 +56,7 @@ class PendingTransaction:
     digest: bytes
     nonce: int
     expires: int
-    added_height: int  # the last applied height when it came
+    added_height: int  # last applied height at its arrival
     signed: Signed
     number: int  # index of its arrival, counted from 0
     traits: TransactionTraits
@@ -73,7 +73,7 @@ class TransactionSelection:
         self._rules, self._state = rules, state
         self._room, self._count_max, self._cost_left = size_max, count_max, COST_PER_BLOCK_MAX
         self.chosen: list[Signed] = []
-        self.refused: Counter[bytes] = Counter()  # by signer
+        self.refused: Counter[bytes] = Counter()  # signer -> number of refusals
 
     @property
     def is_full(self) -> bool:
@@ -115,12 +115,12 @@ class Mempool:
     ) -> None:
         self.height = height
         self._traits = traits  # `LedgerRules.transaction_traits`
-        self.version = 0  # changes whenever a transaction comes or goes, or has lingered long enough
-        self.count = 0  # of all transactions that were ever added
+        self.version = 0  # changes when a transaction is added or dropped, or when its delay ends
+        self.count = 0  # number of transactions that were ever added
         self._waiting: dict[bytes, PendingTransaction] = {}
         self._by_signed: dict[bytes, bytes] = {}  # `signed_digest` -> key of `_waiting`
         self._strangers: set[bytes] = set()  # keys of `_waiting`
-        self._count: Counter[bytes] = Counter()  # by signer
+        self._count: Counter[bytes] = Counter()  # signer -> number of transactions
         self._bytes: Counter[bytes] = Counter()
         self._bytes_of_all = 0
         self._lingering: dict[bytes, float | None] = {}  # keys of `_waiting` -> end of the delay; None: not set yet
@@ -157,7 +157,7 @@ class Mempool:
         return None if key is None else self._waiting[key].signed
 
     def was_dropped(self, signed: Signed) -> bool:
-        """Return whether this pool dropped it recently. Peers relay transactions on arrival, even if they are refused later."""
+        """Return whether this pool dropped it recently. Peers relay a transaction on arrival, even if it is refused later."""
         return transaction_digest(signed) in self._dropped
 
     def page_of_transactions(self, start: int, end: int, size_max: int, count_max: int) -> tuple[list[Signed], int]:
@@ -294,7 +294,7 @@ class Mempool:
         cost_left = COST_PER_BLOCK_MAX
         for place, entry in enumerate(sorted(next_ones, key=lambda entry: (entry.number <= self._tried, entry.number))):
             cost_left -= entry.traits.cost
-            if cost_left < 0 and place:  # at least one is tried
+            if cost_left < 0 and place:  # each call tries at least one transaction
                 break
             self._drop(rules, state, entry, gone)
             self._tried = entry.number
@@ -313,7 +313,7 @@ class Mempool:
 
 
 def _nonces_ahead(entry: PendingTransaction, state: LedgerState) -> int:
-    """Return how many transactions of its author must be decided before it. Below 0: its author, nonce or expiry refuses it.
+    """Return the number of its author's transactions that come before it. Below 0: its author, nonce or expiry refuses it.
 
     At 0, its module may still refuse it, after costly work.
     """
@@ -344,7 +344,7 @@ def _take_all(
 #   voters holds the transaction and leads in its turn.
 # - A lag of one would leave no time: voters send lists of k−1 when they apply k−1, just when the leader proposes k.
 INCLUSION_LAG_HEIGHTS = 2
-# Voters repeat lists at every height. An older list may no longer be what its voter wants.
+# Voters repeat lists at every height. An older list may be out of date.
 INCLUSION_LIST_HEIGHTS_MAX = 8
 
 
@@ -357,7 +357,7 @@ class InclusionListSet:
     def add_list(self, voter: bytes, notice: InclusionList) -> bool:
         """Keep an inclusion list. Return whether it is newer than the voter's last one. Raises `RemoteProtocolError`."""
         if any(left >= right for left, right in pairwise(notice.transactions)):
-            raise RemoteProtocolError("non-canonical", "a notice's transactions must ascend, each once")
+            raise RemoteProtocolError("non-canonical", "an inclusion list's transactions must ascend, without duplicates")
         last, known = self._by_voter.get(voter, (-1, {}))
         if notice.height <= last:
             return False

@@ -14,7 +14,7 @@ from ledger.tables import Table, table_fields
 from protocol.codec import decode, encode
 from protocol.errors import RemoteProtocolError
 
-SIZE_MAX = 512 << 20  # of one part; a store accepts the same size for a whole module
+SIZE_MAX = 512 << 20  # maximum size of one part; a store accepts the same size for a whole module
 ABSENT: Final = object()  # None is not used, because a faulty step may return it
 
 
@@ -43,7 +43,7 @@ def check_encodable(of: Any, new: Any, old: Any) -> None:
         for name, part in _hints(cast(Any, hint)).items():
             check_encodable(part, getattr(new, name), getattr(known, name, ABSENT))
     elif decode(of, encode(new), SIZE_MAX) != new:
-        raise TypeError(f"a {type(new).__name__} that is read back as something else")
+        raise TypeError(f"a {type(new).__name__} that decodes to a different value")
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from protocol.name_validation import check_name
 TRAINER = "trainer"  # computes updates; if it also votes, it re-executes those of other trainers
 # A lightweight voter has no role beside its vote. Features define the other roles. The ledger also keeps roles that this program
 # does not know and checks only their spelling, so that old and new programs compute the same state.
-ROLES_MAX = 8  # of one member; a feature has one or two
+ROLES_MAX = 8  # roles of one member; a feature has one or two
 
 Roles = Annotated[tuple[Name, ...], Length(0, ROLES_MAX)]  # ascending, each once
 
@@ -27,7 +27,7 @@ class Founder:
     roles: Roles
 
 
-MODULES_MAX = 32  # of one network; each is a leaf under every state root
+MODULES_MAX = 32  # modules of one network; each is a leaf under every state root
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class Genesis:
     network: Name
     created_ms: Count
     salt: Annotated[bytes, Length(16, 16)]  # distinguishes networks with one name and time
-    founders: Annotated[dict[Key, Founder], Length(1, VOTERS_MAX)]  # all of them vote
-    modules: ModuleVersions  # those of the first block
+    founders: Annotated[dict[Key, Founder], Length(1, VOTERS_MAX)]  # the first voters
+    modules: ModuleVersions  # modules of the first block
 
     @property
     def chain_id(self) -> bytes:
@@ -68,7 +68,7 @@ class Genesis:
         for name in names:
             check_name(name)
         if len(set(names)) < len(names):
-            raise RemoteProtocolError("bad-genesis", f"modules {names} name one twice")
+            raise RemoteProtocolError("bad-genesis", f"a module is listed twice: {names}")
         return genesis
 
 
@@ -76,4 +76,4 @@ def check_roles(roles: tuple[str, ...]) -> None:
     for role in roles:
         check_name(role)
     if list(roles) != sorted(set(roles)):
-        raise RemoteProtocolError("bad-roles", f"{roles} do not ascend, each once")
+        raise RemoteProtocolError("bad-roles", f"roles {roles} must ascend, without duplicates")

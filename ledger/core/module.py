@@ -38,7 +38,7 @@ class DecodedTransaction:
     """A transaction while it is applied. Its signature and its nonce have been checked, and its content is decoded."""
 
     author: bytes
-    content: Any  # its type is the one in `Module.contents` for its kind
+    content: Any  # a value of the type in `Module.contents` for this kind
     transaction: Transaction
 
 
@@ -46,7 +46,7 @@ class EmbeddedStatement(NamedTuple):
     """A record within a transaction that is signed with another key than the transaction's."""
 
     signer: bytes
-    message: Any  # its type has a TAG
+    message: Any  # a message, whose type has a TAG
     signature: bytes
 
 
@@ -58,8 +58,8 @@ class BlockContext:
     height: int
     time_ms: int  # the parent block's time: the network's clock, which only blocks advance
     verifier: Verifier
-    certified_roots: Mapping[int, bytes]  # state roots of recent heights, as named by blocks
-    facts: tuple[Any, ...] = ()  # of this block so far, in order
+    certified_roots: Mapping[int, bytes]  # state roots of recent heights, which blocks name
+    facts: tuple[Any, ...] = ()  # facts of this block so far, in order
 
     def facts_of(self, kind: type[F]) -> tuple[F, ...]:
         return tuple(fact for fact in self.facts if isinstance(fact, kind))
@@ -83,7 +83,7 @@ class BlobReplacement(NamedTuple):
     """An instruction to replace a blob: a peer that holds the old blob makes the new one from it and deletes the old one."""
 
     old: bytes
-    size_max: int  # of the old blob; a larger blob is a different one and stays
+    size_max: int  # size of the old blob; a larger blob is a different one and stays
     make: Callable[[bytes], bytes | None]  # maps the old bytes to the new ones; None: the bytes are a different blob, which stays
 
 
@@ -104,7 +104,7 @@ class Module(Generic[S]):
 
     def upgrade_state(self, old: Any, version: int) -> S:
         """Return this version's state, converted from that of an earlier version."""
-        raise NotImplementedError(f"{self.name} {self.version} follows no {version}")
+        raise NotImplementedError(f"no upgrade of {self.name} from version {version} to {self.version}")
 
     def transaction_cost(self, kind: str, content: Any) -> int:
         """Return the cost of `apply_transaction` in a large state, in signature checks, without the signatures themselves."""

@@ -37,7 +37,7 @@ from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import BLOCK_BYTES_MAX, HEADER_BYTES_MAX, MODEL_MANIFEST_BYTES_MAX
 from protocol.messages import SnapshotContent
 
-# Three times the size of full tables of members and jobs. A faulty peer costs this much memory, once.
+# Three times the size of full tables of members and jobs. A faulty peer can fill this much memory, once.
 SNAPSHOT_MODULE_BYTES_MAX: Final = 64 << 20
 
 Headers = Annotated[tuple[Annotated[bytes, Length(1, HEADER_BYTES_MAX)], ...], Length(1, CERTIFIED_ROOTS_KEPT)]
@@ -67,9 +67,9 @@ _SIZES_MAX = {
 class RestoredSnapshot:
     """A complete, verified snapshot. Install the models first: they are unused until the ledger is installed."""
 
-    decisions: tuple[DecidedBlock, ...]  # of the height before the state's, of its own, and of the one that certifies it
+    decisions: tuple[DecidedBlock, ...]  # decisions of H − 1, H and H + 1, for a state at height H
     state: LedgerState
-    headers: tuple[bytes, ...]  # of earlier heights, descending; peers that restore from this peer need them
+    headers: tuple[bytes, ...]  # headers of earlier heights, descending; peers that restore from this peer need them
     models: tuple[ModelReceiver, ...]
 
     @property
@@ -94,7 +94,7 @@ class SnapshotAssembly:
         # The state root binds names, number and digests. Without this check, honest peers would receive requests for nonexistent
         # parts.
         if state_root_over(digests) != tip[-1].header.state_root:
-            raise RemoteProtocolError("bad-offer", f"other modules than under the state root after {tip[1].header.height}")
+            raise RemoteProtocolError("bad-offer", f"the modules do not match the state root after height {tip[1].header.height}")
         self.tip = tip
         self.height = tip[1].header.height
         self._rules, self._models, self._digests = rules, models, digests
@@ -105,8 +105,8 @@ class SnapshotAssembly:
         self._parent = tip[0].header.parent  # digest of the next missing header
         self._state: LedgerState | None = None
         self._roots_of_models: dict[tuple[bytes, int], bytes] = {}
-        self._incoming: dict[bytes, ModelReceiver] = {}  # by the name of the model
-        self._rows: dict[str, TableAssembly] = {}  # by table
+        self._incoming: dict[bytes, ModelReceiver] = {}  # name of the model -> receiver
+        self._rows: dict[str, TableAssembly] = {}  # table -> its rows so far
         self.missing: dict[SnapshotPartKey, None] = {
             SnapshotPartKey(SnapshotContent.BLOCK, proven.digest): None for proven in tip
         }
@@ -119,7 +119,7 @@ class SnapshotAssembly:
         return self.tip[-1].digest
 
     def size_max(self, key: SnapshotPartKey) -> int:
-        """Return the maximum size in bytes of an item that comes in pieces."""
+        """Return the maximum size in bytes of an item that arrives in pieces."""
         if key.content is not SnapshotContent.ROWS:
             return _SIZES_MAX[key.content]
         return self._rows[decode_range_name(key.name)[0]].root.part_bytes_max
@@ -131,7 +131,7 @@ class SnapshotAssembly:
         match key.content:
             case SnapshotContent.BLOCK:
                 if block_digest(data) != key.name:
-                    raise RemoteProtocolError("bad-part", "another block than the certified one")
+                    raise RemoteProtocolError("bad-part", "the block is not the certified one")
                 self._blocks[key.name] = data
             case SnapshotContent.HEADERS:
                 self._take_headers(key.index, data)
@@ -158,10 +158,10 @@ class SnapshotAssembly:
             except UnsupportedModuleVersion as error:
                 raise StorageError(str(error)) from None
             except RemoteProtocolError as error:  # a quorum has certified these bytes
-                problem = f"this network's state has a form that this program does not know ({error}): update it"
+                problem = f"this program cannot read the state of the network ({error}): install a newer version"
                 raise StorageError(problem) from None
             self._want_rows(self._state)
-            # Models of running jobs come first, because no round needs those of finished jobs.
+            # Models of running jobs are first, because no round needs those of finished jobs.
             running = self._state.jobs.running()
             self._roots_of_models = models_in_state(self._state)
             wanted_first = sorted(self._roots_of_models.items(), key=lambda item: (item[0][0] not in running, item[0]))
@@ -188,7 +188,7 @@ class SnapshotAssembly:
         parent, roots = self._parent, {}
         for height, header in zip(range(first, 0, -1), headers, strict=False):
             if header_digest(header) != parent:
-                raise RemoteProtocolError("bad-part", f"another header of height {height} than its child names")
+                raise RemoteProtocolError("bad-part", f"the header of height {height} is not the one that its child names")
             decoded = decode_header(header)
             parent, roots[height - 1] = decoded.parent, decoded.state_root
         # State changes only after all headers are verified, so that another sender can supply the same part.
@@ -201,7 +201,7 @@ class SnapshotAssembly:
 
     def _take_module(self, name: str, data: bytes) -> None:
         if module_digest(data) != self._digests[name]:
-            raise RemoteProtocolError("bad-part", f"module {name!r} is not the one under the state root")
+            raise RemoteProtocolError("bad-part", f"the module {name!r} does not match the state root")
         self._modules[name] = data
 
     # Tables ----------------------------------------------------------------------------------------------------------

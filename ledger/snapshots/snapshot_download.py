@@ -33,8 +33,8 @@ STALL_SECONDS: Final = 10.0  # timeout of a peer that sends nothing: 4 MiB take 
 BACKOFF_SECONDS_MAX: Final = 120.0  # a peer that stalled or refused is not asked for a time, which doubles up to this
 SLOW_PART_SECONDS: Final = 5.0  # a part whose pieces are incomplete after this time is also requested from an idle peer
 HEDGE_SECONDS: Final = 1.0  # a part without data for this time is also requested from an idle peer
-SNAPSHOT_TIMEOUT_SECONDS: Final = 15.0  # without any part for this time, all its holders rest and another snapshot is chosen
-OFFERLESS_SECONDS: Final = 10.0  # without a proven snapshot
+SNAPSHOT_TIMEOUT_SECONDS: Final = 15.0  # after this time without a part, all holders rest and another snapshot is chosen
+OFFERLESS_SECONDS: Final = 10.0  # wait for a proven snapshot, before single blocks are downloaded
 
 SnapshotRequest = GetSnapshot | GetSnapshotPart
 SnapshotAnswer = SnapshotOffer | NoSnapshot | SnapshotPart
@@ -93,14 +93,14 @@ class _PendingPart:
 
     @property
     def hedge_at(self) -> float:
-        """Time from which an idle peer is asked for this part, too. It also bounds a part whose pieces come slowly."""
+        """Time from which an idle peer is asked for this part, too. It also bounds a part whose pieces arrive slowly."""
         return min(self.asked + HEDGE_SECONDS, self.begun + SLOW_PART_SECONDS)
 
 
 @dataclass(slots=True)
 class _SnapshotSource:
     path: LightClient
-    waits: bool = False  # for the answer to GetSnapshot
+    waits: bool = False  # whether the answer to GetSnapshot is awaited
     since: float | None = None  # time of the first request for an offer that is not proven yet
     again: float = 0.0  # time from which it may be asked for an offer
     rested: float = 0.0  # time from which it may be asked for anything
@@ -123,7 +123,7 @@ class SnapshotDownload:
     def __init__(self, rules: LedgerRules, models: ModelStore, basis: TrustBasis, wanted: int = 0, now: float = 0.0) -> None:
         self.restored: RestoredSnapshot | None = None
         self.conflict: str | None = None  # two certified blocks of one height: more than f voters' keys are compromised
-        self.asked_last = b""  # for an offer
+        self.asked_last = b""  # peer that was last asked for an offer
         self.trusted_height = basis.height  # everything is proven from this height on
         self.light_blocks: tuple[LightBlock, ...] = ()  # changes of the voter set from there to the chosen snapshot
         self._rules, self._models, self._basis = rules, models, basis
@@ -135,15 +135,15 @@ class SnapshotDownload:
         self._voters_of = basis.height
         self._first_offer: float | None = None
         self._offers_seconds = OFFERS_SECONDS
-        # Times: when the snapshot was chosen, when its last part came, and when a peer last offered it.
+        # Times of the choice of the snapshot, of its last part, and of its last offer.
         self._chosen = self._last_part = self._held = 0.0
         self._tips: dict[int, bytes] = {}  # height -> digest of the certified block after it
         self._step = DownloadStep()
-        self._now = self._sought = now  # `_sought`: when it last began to look for a snapshot
+        self._now = self._sought = now  # `_sought`: start of the last search for a snapshot
 
     @property
     def progress(self) -> tuple[int, int]:
-        """(height of the chosen snapshot or 0, number of missing parts)."""
+        """The height of the chosen snapshot or 0, and the number of missing parts."""
         return (self._assembly.height, len(self._assembly.missing)) if self._assembly else (0, 0)
 
     def has_no_source(self, now: float) -> bool:
@@ -256,7 +256,7 @@ class SnapshotDownload:
             raise RemoteProtocolError("bad-offer", f"the proof does not end around height {offer.height}")
         if source.path.pending_trusted_height:
             raise RemoteProtocolError(
-                "foreign-chain", f"the proof ends before the trusted block of {source.path.pending_trusted_height}"
+                "foreign-chain", f"the proof ends before the trusted block of height {source.path.pending_trusted_height}"
             )
         SnapshotAssembly(self._rules, self._models, tip, offer.modules)  # raises if the modules do not fit
         source.tip, source.digests = tip, offer.modules
@@ -286,7 +286,7 @@ class SnapshotDownload:
                 self._last_part = self._now
             size_max = self._assembly.size_max(key)
             if sum(map(len, pending.pieces)) > size_max:
-                raise RemoteProtocolError("oversized", f"{key.content.value} of more than {size_max} bytes")
+                raise RemoteProtocolError("oversized", f"{key.content.value} larger than {size_max} bytes")
             if len(part.data) < SNAPSHOT_PART_BYTES_MAX:
                 del source.pending[key]
                 self._finish_key(source, key, b"".join(pending.pieces))
@@ -337,7 +337,7 @@ class SnapshotDownload:
                 self._rest(source)
             self._assembly.discard_parts()
             for source in self._sources.values():
-                source.again = self._now  # it lacked the abandoned snapshot, but may have another
+                source.again = self._now  # the peer lacked the abandoned snapshot, but may have another
             self._assembly, self._sought = None, self._now
             self._offers_seconds = min(OFFERS_SECONDS_MAX, 2 * self._offers_seconds)
             self._first_offer = self._now if any(source.tip for source in self._sources.values()) else None
@@ -359,7 +359,7 @@ class SnapshotDownload:
         self._chosen = self._last_part = self._held = self._now
         for source in offers:
             if source.tip[-1].digest != self._assembly.snapshot_id:
-                self._withdraw(source, self._now)  # it may hold the chosen one, too
+                self._withdraw(source, self._now)  # the peer may hold the chosen snapshot, too
 
     @property
     def _holders(self) -> dict[bytes, _SnapshotSource]:
@@ -370,9 +370,9 @@ class SnapshotDownload:
 
     @property
     def _leaves(self) -> float:
-        """Time at which the snapshot is abandoned unless a part comes.
+        """Time at which the snapshot is abandoned unless a part arrives.
 
-        If no peer offers it any more, a link may bring a holder back. The wait is then as long as the download took so far.
+        If no peer offers it now, a new link may bring a holder. The wait is then as long as the download took so far.
         """
         starved = self._last_part + SNAPSHOT_TIMEOUT_SECONDS
         return starved if self._holders else min(starved, self._held + self._last_part - self._chosen)

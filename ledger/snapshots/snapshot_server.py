@@ -22,19 +22,19 @@ from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import HEADER_BYTES_MAX, LIGHT_BLOCKS_MAX, SNAPSHOT_PART_BYTES_MAX
 from protocol.messages import GetSnapshot, GetSnapshotPart, LightBlock, NoSnapshot, SnapshotContent, SnapshotOffer, SnapshotPart
 
-SNAPSHOT_HEIGHTS: Final = 8  # a snapshot at every multiple, so that all peers hold the same ones and share the work
+SNAPSHOT_HEIGHTS: Final = 8  # distance of snapshots: all peers hold the same ones and share the work
 # A peer that lags by more requests a snapshot. A model has 64 bits per parameter, an update about 1. With a few trainers, the
 # updates of these heights are therefore as large as a model, and the peer must also apply them.
 SNAPSHOT_LAG_HEIGHTS: Final = 16
 RECENT_STATES: Final = 3  # certified states to offer if none at a multiple is suitable; each keeps a model longer
-SNAPSHOTS_KEPT: Final = 2  # a transfer that began with one can end while the next is made
-EXTRA_SNAPSHOTS_KEPT: Final = 2  # at other heights, while they are downloaded: the current one and the one before
-SNAPSHOTS_MAX: Final = 6  # in total; one at a multiple stays for 32 heights while it is downloaded, whatever else is
+SNAPSHOTS_KEPT: Final = 2  # a transfer of one snapshot can end while the next is made
+EXTRA_SNAPSHOTS_KEPT: Final = 2  # snapshots at other heights, while they are downloaded: the current one and the one before
+SNAPSHOTS_MAX: Final = 6  # snapshots in total; one at a multiple stays for 32 heights while it is downloaded
 LEASE_SECONDS: Final = 30.0  # a snapshot counts as being downloaded for this long after a request
 SNAPSHOT_HEIGHT_MIN: Final = 2  # the blocks H − 1 to H + 1 belong to it
 
 REQUESTS_MAX: Final = 16  # waiting requests of one peer: twice those of an honest one
-RESPONSE_BYTES_PER_SECOND: Final = 32 << 20  # to one peer: a download must not slow down training
+RESPONSE_BYTES_PER_SECOND: Final = 32 << 20  # rate to one peer: a download must not slow down training
 RESPONSE_BURST_BYTES: Final = 8 << 20
 OFFER_COST_BYTES: Final = 256 << 10  # an offer is small, but hashes the whole state
 OFFER_LIGHT_BLOCKS_BYTES_MAX: Final = SNAPSHOT_PART_BYTES_MAX
@@ -127,7 +127,7 @@ class Snapshot:
             table, of = decode_range_name(name)
             found = self.state.tables.get(table)
             if found is None or len(of) != range_depth(found.root):
-                raise RemoteProtocolError("bad-request", f"there is no table {table!r}, or it is cut in another way")
+                raise RemoteProtocolError("bad-request", f"no table {table!r} with ranges of {len(of)} bits")
             self.rows_read = (name, codec.encode(found.prove_range(of)))
         return self.rows_read[1]
 
@@ -273,21 +273,22 @@ class SnapshotStore:
                     decided = self._archive.get_decision(near)
                     if decided is not None and decided.digest == message.name:
                         return _piece(decided.block, message.index)
-                raise RemoteProtocolError("bad-request", f"no block of this digest belongs to the snapshot of {snapshot.height}")
+                raise RemoteProtocolError("bad-request", f"no block with this digest in the snapshot of height {snapshot.height}")
             case SnapshotContent.HEADERS:
                 if not 0 < message.index < snapshot.height:
-                    raise RemoteProtocolError("bad-request", f"{snapshot.height} needs no header of height {message.index}")
+                    problem = f"no header of height {message.index} in the snapshot of height {snapshot.height}"
+                    raise RemoteProtocolError("bad-request", problem)
                 return self._headers(message.index)
             case SnapshotContent.MODULE:
                 name = message.name.decode(errors="replace")
                 if name not in snapshot.state.modules:
-                    raise RemoteProtocolError("bad-request", f"there is no module {name!r}")
+                    raise RemoteProtocolError("bad-request", f"no module {name!r} in the snapshot of height {snapshot.height}")
                 return _piece(snapshot.encoded_module(name), message.index)
             case SnapshotContent.ROWS:
                 return _piece(snapshot.encoded_range(message.name), message.index)
         model = decode_model_name(message.name)
         if model not in snapshot.models:
-            raise RemoteProtocolError("bad-request", "no such model in this snapshot")
+            raise RemoteProtocolError("bad-request", f"no such model in the snapshot of height {snapshot.height}")
         if message.content is SnapshotContent.MANIFEST:
             return _piece(self._models.read_manifest(*model), message.index)
         return self._models.read_part(*model, message.index)
@@ -333,7 +334,7 @@ class SnapshotRequestQueue:
     def add_request(self, peer: bytes, message: GetSnapshot | GetSnapshotPart, now: float) -> None:
         asker = self._askers.setdefault(peer, _RequestingPeer(at=now))
         if len(asker.waiting) >= REQUESTS_MAX:
-            raise RemoteProtocolError("flood", f"more than {REQUESTS_MAX} requests for snapshots at once")
+            raise RemoteProtocolError("flood", f"more than {REQUESTS_MAX} waiting requests for snapshots")
         asker.waiting.append(message)
 
     def remove_peer(self, peer: bytes) -> None:
@@ -347,7 +348,7 @@ class SnapshotRequestQueue:
             if asker.waiting and asker.budget >= _cost(asker.waiting[0]):
                 message = asker.waiting.popleft()
                 asker.budget -= _cost(message)
-                self._askers[peer] = self._askers.pop(peer)  # to the end of the line
+                self._askers[peer] = self._askers.pop(peer)  # the peer goes to the end of the queue
                 return peer, message
         return None
 

@@ -35,10 +35,10 @@ Branch: TypeAlias = tuple[bytes, int, int, "Node", "Node"]  # hash, rows, size, 
 Node: TypeAlias = "Branch | Bucket | None"  # None: no rows
 
 Row: TypeAlias = tuple[bytes, bytes, bytes]  # path, key, encoded value
-RowChange: TypeAlias = tuple[bytes, bytes, "bytes | None"]  # the same; None: the row is removed
+RowChange: TypeAlias = tuple[bytes, bytes, "bytes | None"]  # path, key, encoded value; None: the row is removed
 BucketReader: TypeAlias = Callable[[int, bytes], bytes]  # reads the bucket with this hash from this slot
 
-BucketHashes: TypeAlias = tuple[Sequence[bytes], Sequence[bytes]]  # of the rows in a bucket: their paths, and their hashes
+BucketHashes: TypeAlias = tuple[Sequence[bytes], Sequence[bytes]]  # paths and hashes of the rows in a bucket
 
 # Cache of `HASHED_MAX` buckets, about 8 MB, by bucket hash. Rows that changed soon change again, because a task is begun,
 # answered and settled; the cache saves hashing their neighbours.
@@ -91,7 +91,7 @@ def make_branch(left: Node, right: Node) -> Branch:
 
 def read_no_bucket(slot: int, hash: bytes) -> bytes:
     """Raise `StorageError`. This is the `BucketReader` of trees whose buckets are all in memory."""
-    raise StorageError("the rows of this table are not here")
+    raise StorageError("this table has rows on disk, but no store to read them from")
 
 
 # Reading -----------------------------------------------------------------------------------------------------------------

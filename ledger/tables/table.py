@@ -65,7 +65,7 @@ class StoreVersion:
         if data is None:
             data = self._store.read_bucket(slot, hash)
         if data is None:
-            data = self._kept(slot, hash)  # a commit may have reused the slot since the first look
+            data = self._kept(slot, hash)  # a commit may have reused the slot since the first read
         if data is None:
             raise self._store.missing_bucket_error()
         return data
@@ -117,7 +117,7 @@ class Table(Generic[R]):
 
     __slots__ = ("_now", "kind")
 
-    WIRE: ClassVar[type] = TableRoot  # its encoding as a field of a module's state
+    WIRE: ClassVar[type] = TableRoot  # encoding of a table as a field of a module's state
 
     def __init__(self, kind: type[R], node: Node = None, version: StoreVersion | None = None) -> None:
         """Make a table. `version` belongs to the store of the buckets that are not in memory."""
@@ -170,7 +170,7 @@ class Table(Generic[R]):
             if not any(layer is of_before for of_before in known):
                 for value in layer.values():
                     if value is not None and self._decoded(self._encoded(value)) != value:
-                        raise TypeError(f"a {type(value).__name__} that is read back as something else")
+                        raise TypeError(f"a {type(value).__name__} that decodes to a different value")
 
     # Once per block --------------------------------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class Table(Generic[R]):
         if root.rows:
             return cls(kind, (root.hash, root.rows, root.size, 0))
         if root != TableRoot(sparse_merkle_tree.EMPTY, 0, 0):
-            raise RemoteProtocolError("malformed", f"a table without rows that has the hash {root.hash.hex()}")
+            raise RemoteProtocolError("malformed", f"a table without rows has the hash {root.hash.hex()}")
         return cls(kind)
 
     def adopt_rows_of(self, other: Table[R]) -> None:
@@ -274,7 +274,7 @@ class TableAssembly:
     def add_range(self, of: PathPrefix, data: bytes) -> None:
         """Add the rows of a range. Raises `RemoteProtocolError` if the root does not contain exactly these."""
         if (count := array_length(encoded_item(data, table_proofs.ROWS_FIELD))) > self.root.rows:
-            raise RemoteProtocolError("bad-part", f"{count} rows in a range of a table that has {self.root.rows}")
+            raise RemoteProtocolError("bad-part", f"{count} rows in a range of a table with {self.root.rows} rows")
         rows: list[Row] = []
         for key, value in table_proofs.verify_range(self.root.hash, of, decode(RangeProof, data, len(data))):
             rows.append((sparse_merkle_tree.path_of(key), key, value))
@@ -301,7 +301,7 @@ def _table_fields(state: type) -> tuple[str, ...]:
         if get_origin(hint) is Table:
             found.append(name)
         else:
-            assert not _holds_table(hint), f"{state.__name__}.{name} holds a table inside of something else"
+            assert not _holds_table(hint), f"{state.__name__}.{name} contains a nested table"
     return tuple(found)
 
 
@@ -327,7 +327,7 @@ def _holds_table(kind: Any) -> bool:
 def check_kind(kind: Any) -> None:
     """Assert that every record of this type fits into a row, by the bounds that its fields declare."""
     size = encoded_bytes_max(kind)
-    assert size <= ROW_BYTES_MAX, f"a row of {kind} may take {size} bytes, the most is {ROW_BYTES_MAX}"
+    assert size <= ROW_BYTES_MAX, f"a row of {kind} may take {size} bytes, at most {ROW_BYTES_MAX} are allowed"
 
 
 def encoded_bytes_max(kind: Any, bound: Any = None) -> int:
@@ -352,7 +352,7 @@ def encoded_bytes_max(kind: Any, bound: Any = None) -> int:
     if kind in (bytes, str):
         most *= 4 if kind is str else 1  # no character is longer in UTF-8
         return _head(most) + most
-    assert kind in (bool, int, float), f"{kind} has no place in a row"
+    assert kind in (bool, int, float), f"a row cannot contain {kind}"
     return 1 if kind is bool else 9
 
 

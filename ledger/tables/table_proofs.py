@@ -36,10 +36,10 @@ from protocol.limits import ROW_BYTES_MAX, ROW_KEY_BYTES_MAX, SNAPSHOT_PART_BYTE
 
 RowKey = Annotated[bytes, Length(1, ROW_KEY_BYTES_MAX)]
 RowValue = Annotated[bytes, Length(1, ROW_BYTES_MAX)]  # the encoding of a record
-Siblings = Annotated[tuple[Digest | None, ...], Length(0, DEPTH_MAX)]  # from the root down; nil: that side has no row
+Siblings = Annotated[tuple[Digest | None, ...], Length(0, DEPTH_MAX)]  # hashes from the root down; nil: that side has no row
 PathPrefix: TypeAlias = str
 
-RANGE_BYTES: Final = SNAPSHOT_PART_BYTES_MAX // 2  # of an average range, so that nearly every range fits into one part
+RANGE_BYTES: Final = SNAPSHOT_PART_BYTES_MAX // 2  # bytes of an average range, so that nearly every range fits into one part
 RANGE_ROWS_MAX: Final = 1 << 24  # chosen keys can make a range as large as the whole table
 
 
@@ -133,9 +133,9 @@ def verify_range(root: bytes, of: PathPrefix, shown: RangeProof) -> tuple[tuple[
     path, depth = _path(of), len(of)
     rows = [(path_of(key), key, value) for key, value in shown.rows]
     if any(left[0] >= right[0] for left, right in pairwise(rows)) or not all(_agree(row[0], path, depth) for row in rows):
-        raise RemoteProtocolError("bad-part", f"rows that are not those of the range {of!r} in the order of their paths")
+        raise RemoteProtocolError("bad-part", f"the rows of the range {of!r} are out of order or belong to another range")
     if _root(path, depth, shown, rows) != root:
-        raise RemoteProtocolError("bad-part", f"other rows in the range {of!r} than under the root of the table")
+        raise RemoteProtocolError("bad-part", f"the rows of the range {of!r} do not match the root of the table")
     return shown.rows
 
 
@@ -180,7 +180,7 @@ def decode_range_name(name: bytes) -> tuple[str, PathPrefix]:
     """Return a table and a range. Raises `RemoteProtocolError` if the name is not one of a range."""
     table, _, of = name.decode(errors="replace").partition(":")
     if not table or len(of) > DEPTH_MAX or not set("01").issuperset(of):
-        raise RemoteProtocolError("bad-request", f"{name!r} is no range of a table")
+        raise RemoteProtocolError("bad-request", f"{name!r} does not name a range of a table")
     return table, of
 
 

@@ -70,7 +70,7 @@ async def test_the_expelled_liar_is_named_as_soon_as_its_block_is_applied(tmp_pa
         # The page shows votes with their reasons, the common decision, and a way to verify it.
         # One of the two proposals is honest. Its accepts may arrive before a quorum has seen both.
         rounds = await page.until("document.querySelector('#rounds li') && document.querySelector('#rounds').textContent")
-        assert ("✗ equivocation" in rounds) == ("two different proposals for one round" in rounds)
+        assert ("✗ equivocation" in rounds) == ("two different proposals for this round" in rounds)
         await page.until("document.querySelectorAll('#round tbody tr').length >= 2")
         assert await page.until("document.querySelector('[data-live=roots]').textContent !== '–'")
         assert await shown(page, "roots") == "equal"

@@ -220,7 +220,7 @@ def on_another_root(bench: Bench, view: int) -> None:
 def test_a_block_on_another_state_root_is_refused_by_naming_both_roots(bench: Bench) -> None:
     on_another_root(bench, 0)
     mine = decode_block(bench.block(bench.leader())).state_root.hex()[:16]
-    assert bench.replica.block_refusal == f"it stands on state root {'ee' * 8}, here it is {mine}"
+    assert bench.replica.block_refusal == f"its state root is {'ee' * 8}, but ours is {mine}"
     assert bench.replica.state_root_split is None, "one leader may lie, or have computed wrongly"
 
 

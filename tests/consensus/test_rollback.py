@@ -309,7 +309,7 @@ def test_a_signature_of_ours_at_a_height_that_was_opened_after_our_start_stops_u
     bench = at_height(3)
     bench.give(others(bench)[0], Vote(of_a_copy(bench, 3)))
     assert (
-        bench.replica.duplicate_identity_reason == "signed at height 3 what was not signed here"
+        bench.replica.duplicate_identity_reason == "signed a statement at height 3 that this peer did not sign"
         and not bench.replica.may_sign_round_messages
     )
     for height in range(3, 9):

@@ -238,7 +238,7 @@ def test_what_was_not_accepted_is_not_audited(court: Court) -> None:
 
 def test_a_job_with_sampled_audits_needs_more_reexecutors_than_twice_the_liars() -> None:
     world = World(7, 4)
-    with pytest.raises(Refused, match="'sampled' needs 5 voters with a worker, there are 4"):
+    with pytest.raises(Refused, match="'sampled' needs 5 voters with a worker, found 4"):
         world.start(spec=SAMPLED)
     enough = World(7, 5)
     assert len(enough.job(enough.start(spec=SAMPLED)).reexecutors) == 5
@@ -273,14 +273,14 @@ def test_a_report_is_logged_and_awaited_once(drawn: Court) -> None:
     assert (entry.finding, entry.relative_error_ppm) == (MATCH, 7)
     assert drawn.standing(auditor.public) == MemberAuditRecord(reports=1)
     assert due not in audit_duties(auditor.public, drawn.state)
-    assert "is awaited" in (drawn.problem(drawn.said(auditor, due)) or "")
+    assert "is expected" in (drawn.problem(drawn.said(auditor, due)) or "")
 
 
 def test_who_was_not_drawn_reports_nothing(drawn: Court) -> None:
     auditor, due = drawn.due()[0]
-    assert "is awaited" in (drawn.problem(drawn.said(auditor, replace(due, round=9))) or "")
-    assert "is awaited" in (drawn.problem(drawn.said(drawn.people[due.trainer], due)) or "")
-    assert "such a job" in (drawn.problem(drawn.said(auditor, replace(due, job=bytes(32)))) or "")
+    assert "is expected" in (drawn.problem(drawn.said(auditor, replace(due, round=9))) or "")
+    assert "is expected" in (drawn.problem(drawn.said(drawn.people[due.trainer], due)) or "")
+    assert "has no open audits" in (drawn.problem(drawn.said(auditor, replace(due, job=bytes(32)))) or "")
 
 
 def test_an_audit_that_is_not_reported_in_time_lapses_and_is_held_against_its_auditor() -> None:
@@ -288,7 +288,7 @@ def test_an_audit_that_is_not_reported_in_time_lapses_and_is_held_against_its_au
     auditor, due = court.due()[0]
     assert due.round == 1 and court.problem(court.said(auditor, due)) is None
     court.round()
-    assert "is awaited" in (court.problem(court.said(auditor, due)) or "")
+    assert "is expected" in (court.problem(court.said(auditor, due)) or "")
     assert {result for result, _, _ in court.log} == {AuditResult.LAPSED} and len(court.log) == 12
     assert [court.standing(key).lapsed for key in (A, B, C, D)] == [3, 3, 3, 3]
     assert list(court.audits.rounds) == [2, 3, 4]
@@ -308,7 +308,7 @@ def test_an_audit_is_awaited_while_time_is_left_however_many_rounds_go_by() -> N
     assert len(court.audits.unvested_rounds[due.trainer]) == 29, "no reward is its trainer's own while a report is awaited"
     court.say(auditor, due)
     court.round()
-    assert "is awaited" in (court.problem(court.said(other, of_other)) or "")
+    assert "is expected" in (court.problem(court.said(other, of_other)) or "")
     assert {result for result, _, _ in court.log} == {AuditResult.PASSED, AuditResult.LAPSED}
     assert 1 not in court.audits.rounds
 
@@ -360,13 +360,13 @@ def test_the_time_for_reports_on_a_trainer_begins_anew_after_a_dispute_about_it(
     other, of_other = next(item for item in court.due(B) if item[1].round == 2)
     court.round(1 + 28)
     assert court.audits.disputes and court.problem(court.said(auditor, due)) is None
-    assert "is awaited" in (court.problem(court.said(other, of_other)) or ""), "on others it does not wait"
+    assert "is expected" in (court.problem(court.said(other, of_other)) or ""), "on others it does not wait"
     court.round()
     assert not court.audits.disputes
     court.round(28)
     assert court.problem(court.said(auditor, due)) is None
     court.round(2)
-    assert "is awaited" in (court.problem(court.said(auditor, due)) or "")
+    assert "is expected" in (court.problem(court.said(auditor, due)) or "")
 
 
 def test_liars_that_dispute_again_and_again_do_not_put_off_a_reward_for_ever() -> None:
@@ -415,11 +415,11 @@ def test_a_judge_that_did_not_see_a_proposal_judges_once_more_if_somebody_found_
     waiting = court.due(A, disputes=True)
     assert sorted(due.is_second_verdict for _, due in waiting) == [False] * 2 + [True] * 3
     seconds = [(person, due) for person, due in waiting if due.is_second_verdict]
-    assert "has given its verdict" in (court.problem(court.said(*seconds[0], WITHHELD)) or "")
+    assert "has already given its verdict" in (court.problem(court.said(*seconds[0], WITHHELD)) or "")
     court.round(1 + 40 + 1)
     assert court.audits.disputes, "they have a second window"
     court.say(*seconds[0], MISMATCH)
-    assert "has given its verdict" in (court.problem(court.said(*seconds[0], MATCH)) or "")
+    assert "has already given its verdict" in (court.problem(court.said(*seconds[0], MATCH)) or "")
     court.say(*seconds[1], MISMATCH)
     assert court.suspended(A), "more than may lie found it false, and the last one did not see it"
 
@@ -541,9 +541,9 @@ def test_neither_the_accused_nor_a_stranger_judges_and_nobody_twice() -> None:
     court = Court(7, rounds=1)
     due = replace(court.challenge(A), is_dispute=True)
     judges = court.due(disputes=True)
-    assert "may not judge" in (court.problem(court.said(PEOPLE[0], due, MATCH)) or "")
+    assert "is not a judge" in (court.problem(court.said(PEOPLE[0], due, MATCH)) or "")
     court.decide(court.admission(PEOPLE[8]))
-    assert "may not judge" in (court.problem(court.said(PEOPLE[8], due, MISMATCH)) or "")
+    assert "is not a judge" in (court.problem(court.said(PEOPLE[8], due, MISMATCH)) or "")
     challenger = court.people[next(iter(court.audits.disputes[0].challenges))]
     assert "given its verdict" in (court.problem(court.said(challenger, due, MISMATCH)) or "")
     court.say(*judges[0])
@@ -677,7 +677,7 @@ def test_who_challenges_falsely_too_often_is_neither_drawn_nor_heard_for_a_while
     court_round = court.job(court.key).round
     assert court.audits.ignored_challengers == {D: court_round + 1 + AUDITS.suspension_rounds}
     for due in [due for person, due in court.due() if person.public == D]:
-        assert "too often" in (court.problem(court.said(PEOPLE[3], due, MISMATCH)) or "")
+        assert "too many of its challenges were refuted" in (court.problem(court.said(PEOPLE[3], due, MISMATCH)) or "")
         assert court.problem(court.said(PEOPLE[3], due, MATCH)) is None
     court.round()
     assert D not in court.audits.rounds[court_round].reexecutors
@@ -852,7 +852,7 @@ def test_a_challenger_has_only_so_many_disputes_open_at_once() -> None:
     mine = [due for person, due in court.due() if person.public == D]
     for due in mine[:CHALLENGES_OPEN_MAX]:
         court.say(PEOPLE[3], due, MISMATCH)
-    assert "the most at once" in (court.problem(court.said(PEOPLE[3], mine[CHALLENGES_OPEN_MAX], MISMATCH)) or "")
+    assert "open challenges, the maximum" in (court.problem(court.said(PEOPLE[3], mine[CHALLENGES_OPEN_MAX], MISMATCH)) or "")
     assert court.problem(court.said(PEOPLE[3], mine[CHALLENGES_OPEN_MAX], MATCH)) is None
     while len(court.audits.disputes) == CHALLENGES_OPEN_MAX:
         court.judge(MATCH, 1)
@@ -906,7 +906,9 @@ def test_a_false_challenge_of_a_volunteer_is_held_against_it(undrawn: Court) -> 
         assert undrawn.standing(D).refuted == refuted and not undrawn.audits.disputes
         undrawn.round()
     assert undrawn.audits.ignored_challengers.keys() == {D}
-    assert "too often" in (undrawn.problem(volunteered(undrawn, PEOPLE[3], undrawn.job(undrawn.key).round - 2)) or "")
+    assert "too many of its challenges were refuted" in (
+        undrawn.problem(volunteered(undrawn, PEOPLE[3], undrawn.job(undrawn.key).round - 2)) or ""
+    )
 
 
 def test_a_proposal_that_was_judged_is_challenged_again_at_the_cost_of_its_challenger(undrawn: Court) -> None:
@@ -933,7 +935,7 @@ def test_a_reexecutor_volunteers_once_for_a_round_also_with_a_new_key(undrawn: C
     undrawn.report()
     assert "already" in (undrawn.problem(volunteered(undrawn, PEOPLE[1])) or "")
     undrawn.decide(volunteered(undrawn, PEOPLE[1], 3))
-    assert "has not reported yet on all of round 4" in (undrawn.problem(volunteered(undrawn, PEOPLE[1], 2)) or "")
+    assert "must first report on all its proposals of round 4" in (undrawn.problem(volunteered(undrawn, PEOPLE[1], 2)) or "")
     undrawn.report()
     assert undrawn.problem(volunteered(undrawn, PEOPLE[1], 2)) is None
     rotated(undrawn, PEOPLE[1])
@@ -942,14 +944,14 @@ def test_a_reexecutor_volunteers_once_for_a_round_also_with_a_new_key(undrawn: C
 
 def test_nobody_volunteers_for_rounds_that_are_over_open_or_undone_and_no_stranger_for_any(undrawn: Court) -> None:
     for number in (0, 1, 5, 99):
-        assert "can be drawn now" in (undrawn.problem(volunteered(undrawn, PEOPLE[1], number)) or "")
+        assert "can be audited now" in (undrawn.problem(volunteered(undrawn, PEOPLE[1], number)) or "")
     undrawn.decide(undrawn.admission(PEOPLE[8], by=PEOPLE[1]))
-    assert "may not re-execute" in (undrawn.problem(volunteered(undrawn, PEOPLE[8])) or "")
+    assert "was not a re-executor" in (undrawn.problem(volunteered(undrawn, PEOPLE[8])) or "")
     accused(undrawn, PEOPLE[1], A, 3)
     accused(undrawn, PEOPLE[2], D, 4)
     undrawn.judge(MISMATCH, 1, A)  # the job goes back, and the other dispute goes on
     assert undrawn.audits.rounds[4].undone
-    assert "nothing of round 5 is left" in (undrawn.problem(volunteered(undrawn, PEOPLE[1], 4)) or "")
+    assert "round 5 has no proposal left" in (undrawn.problem(volunteered(undrawn, PEOPLE[1], 4)) or "")
 
 
 def test_nobody_volunteers_for_a_round_whose_rounds_are_over_while_time_is_left() -> None:
@@ -958,7 +960,7 @@ def test_nobody_volunteers_for_a_round_whose_rounds_are_over_while_time_is_left(
     court.decide(volunteered(court, PEOPLE[1], 2))
     court.round()
     assert court.audits.rounds[2].proposals[A].pending_auditors == (B,)
-    assert "can be drawn now" in (court.problem(volunteered(court, PEOPLE[2], 2)) or "")
+    assert "can be audited now" in (court.problem(volunteered(court, PEOPLE[2], 2)) or "")
 
 
 def test_who_is_suspended_does_not_volunteer() -> None:
@@ -966,7 +968,7 @@ def test_who_is_suspended_does_not_volunteer() -> None:
     accused(court, PEOPLE[1], A)
     court.judge(MISMATCH, 1)
     assert court.suspended(A) and not court.audits.rounds[3].undone
-    assert "may not re-execute" in (court.problem(volunteered(court, PEOPLE[0], 3)) or "")
+    assert "was not a re-executor" in (court.problem(volunteered(court, PEOPLE[0], 3)) or "")
     assert court.problem(volunteered(court, PEOPLE[1], 3)) is None
 
 
@@ -1039,7 +1041,7 @@ def test_who_is_drawn_by_its_nonce_may_volunteer_before_it_has_reported() -> Non
 def test_nobody_volunteers_once_all_rounds_are_taken() -> None:
     court = Court(4, SAMPLED + b":3", rate=0.0, rounds=2, **TIMED)
     assert court.audits.rounds and court.job(court.key).is_trained
-    assert "can be drawn now" in (court.problem(volunteered(court, PEOPLE[1], 2)) or "")
+    assert "can be audited now" in (court.problem(volunteered(court, PEOPLE[1], 2)) or "")
 
 
 def test_a_round_that_a_volunteer_disputes_keeps_its_reward_open_and_takes_no_more_volunteers_after_its_window(
@@ -1050,7 +1052,7 @@ def test_a_round_that_a_volunteer_disputes_keeps_its_reward_open_and_takes_no_mo
     undrawn.round()
     assert 2 in undrawn.audits.unvested_rounds[A], "it is disputed"
     late = undrawn.problem(volunteered(undrawn, PEOPLE[2], 2))
-    assert "can be drawn now" in (late or ""), "or one dispute after the other kept it open"
+    assert "can be audited now" in (late or ""), "or one dispute after the other kept it open"
     undrawn.judge(MISMATCH, 1)
     assert undrawn.standing(A).rewards_lost == 4 and undrawn.standing(A).rewards == 1
 
@@ -1059,7 +1061,7 @@ def test_a_volunteer_has_only_so_many_disputes_open_too() -> None:
     court = Court(rate=0.0, window=20, rounds=CHALLENGES_OPEN_MAX + 1)
     for number in range(1, CHALLENGES_OPEN_MAX + 1):
         accused(court, PEOPLE[3], A, number)
-    assert "the most at once" in (court.problem(volunteered(court, PEOPLE[3], CHALLENGES_OPEN_MAX + 1)) or "")
+    assert "open challenges, the maximum" in (court.problem(volunteered(court, PEOPLE[3], CHALLENGES_OPEN_MAX + 1)) or "")
 
 
 def test_all_reexecutors_may_be_drawn_for_one_proposal_and_join_the_dispute_that_another_opened() -> None:
@@ -1168,7 +1170,7 @@ def test_the_oldest_rounds_lapse_where_too_much_would_be_open(monkeypatch: pytes
     monkeypatch.setattr(assignments, "AUDITABLE_PROPOSALS_MAX", 9)
     court = Court(4, window=50, auditors=3, rounds=5)
     assert sum(len(of.proposals) for of in court.audits.rounds.values()) == 8
-    assert "can be drawn now" in (court.problem(volunteered(court, PEOPLE[1], 3)) or "")
+    assert "can be audited now" in (court.problem(volunteered(court, PEOPLE[1], 3)) or "")
     assert list(court.audits.rounds) == [4, 5] and sum(court.standing(key).lapsed for key in (A, B, C, D)) == 36
 
 
@@ -1222,7 +1224,7 @@ def test_a_judge_with_a_new_key_does_not_vote_again() -> None:
 def test_the_accused_does_not_judge_with_a_new_key_and_is_suspended_with_it(ongoing: Court) -> None:
     due = replace(ongoing.challenge(A), is_dispute=True)
     rotated(ongoing, PEOPLE[0])
-    assert "may not judge" in (ongoing.problem(ongoing.said(NEW, due)) or "")
+    assert "is not a judge" in (ongoing.problem(ongoing.said(NEW, due)) or "")
     assert proposals_to_serve(NEW.public, ongoing.state) and not proposals_to_serve(A, ongoing.state)
     ongoing.judge(MISMATCH, 1)
     assert ongoing.suspended(NEW.public) and ongoing.standing(NEW.public).rewards_lost == 2

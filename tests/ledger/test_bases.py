@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -63,9 +64,9 @@ def test_a_job_starts_from_a_finished_one_with_that_round_and_root(world: World)
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        ({"job": bytes(32)}, "not among the finished ones"),
-        ({"round": 0}, "that of round 1 with another root"),
-        ({"root": bytes(32)}, "that of round 1 with another root"),
+        ({"job": bytes(32)}, "no finished job"),
+        ({"round": 0}, "which is that of round 1"),
+        ({"root": bytes(32)}, "which is that of round 1"),
     ],
 )
 def test_another_job_round_or_root_is_refused(world: World, other: dict[str, Any], why: str) -> None:
@@ -74,8 +75,8 @@ def test_another_job_round_or_root_is_refused(world: World, other: dict[str, Any
 
 def test_a_job_that_runs_or_does_not_fit_is_no_base(world: World) -> None:
     scratch, running = finished(world, SCRATCH + b":1"), world.start(PEOPLE[0])
-    assert "not among the finished ones" in refusal(world, on(world, running))
-    assert "is none that it can start from: it is a scratch job" in refusal(world, on(world, scratch))
+    assert "no finished job" in refusal(world, on(world, running))
+    assert re.search(r"this job cannot start from job '.*': it is a scratch job", refusal(world, on(world, scratch)))
 
 
 def test_a_base_stays_while_a_job_that_rests_on_it_runs_or_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,9 +99,9 @@ def test_so_many_models_are_kept_for_that_and_no_more(world: World) -> None:
         world.start(person, on(world, base))
     live = (*world.state.jobs.unfinished().values(), *world.state.jobs.queue)
     assert len({job.base_job for job in live} - {None}) == BASES_MAX > RUNNING_MAX // 2
-    assert f"start from {BASES_MAX} models already" in refusal(world, on(world, bases[-1]))
+    assert f"already use {BASES_MAX} models of finished jobs" in refusal(world, on(world, bases[-1]))
     world.decide(world.tx(people[0], "job/stop", StopJob(world.state.jobs.queue[0].job)))
-    assert "models already" not in refusal(world, on(world, bases[-1]))
+    assert "models of finished jobs" not in refusal(world, on(world, bases[-1]))
 
 
 def test_an_objective_whose_module_the_network_does_not_run_is_refused_by_every_program(world: World) -> None:

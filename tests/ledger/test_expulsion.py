@@ -90,14 +90,14 @@ def test_an_expelled_member_can_do_nothing_more_and_its_transactions_are_not_kep
 def test_an_invitation_by_an_expelled_voter_is_refused_while_it_still_votes(world: World) -> None:
     world.decide(evidence=(world.double(LIAR),))
     assert LIAR.public in world.state.members.voters
-    assert "does not vote" in (world.problem(world.admission(NEW, by=LIAR)) or "")
+    assert "is not a voter" in (world.problem(world.admission(NEW, by=LIAR)) or "")
 
 
 def test_a_transaction_behind_the_evidence_of_its_block_is_that_of_an_expelled_member(world: World) -> None:
     signed = world.tx(LIAR, "member/register", RegisterRoles(()))
     assert world.problem(signed) is None
     assert "is expelled" in (world.problem(signed, evidence=(world.double(LIAR),)) or "")
-    assert "does not vote" in (world.problem(world.admission(NEW, by=LIAR), evidence=(world.double(LIAR),)) or "")
+    assert "is not a voter" in (world.problem(world.admission(NEW, by=LIAR), evidence=(world.double(LIAR),)) or "")
 
 
 def test_what_an_expelled_member_approved_and_stood_for_is_void(world: World) -> None:
@@ -106,7 +106,7 @@ def test_what_an_expelled_member_approved_and_stood_for_is_void(world: World) ->
     world.decide(evidence=(world.double(LIAR),))
     assert world.state.members.candidates == {NEW.public: (PEOPLE[0].public,)}
     world.decide(evidence=(world.double(NEW),))
-    assert world.state.members.candidates == {} and "does not stand" in (
+    assert world.state.members.candidates == {} and "is not a candidate" in (
         world.problem(world.tx(PEOPLE[1], "member/approve", ApproveVoter(NEW.public))) or ""
     )
 
@@ -115,7 +115,7 @@ def test_a_candidate_that_is_expelled_in_the_block_of_its_last_approval_does_not
     standing(world, NEW)
     world.decide(*(world.tx(PEOPLE[i], "member/approve", ApproveVoter(NEW.public)) for i in (0, 1)))
     approval = world.tx(PEOPLE[2], "member/approve", ApproveVoter(NEW.public))
-    assert "does not stand" in (world.problem(approval, evidence=(world.double(NEW),)) or "")
+    assert "is not a candidate" in (world.problem(approval, evidence=(world.double(NEW),)) or "")
 
 
 def test_a_voter_that_leaves_and_is_expelled_goes_once(world: World) -> None:
@@ -137,7 +137,7 @@ def wrong_evidence(world: World) -> dict[str, tuple[Evidence, ...]]:
         "no-evidence: ": (Evidence(sound.first, other.second),),
         "bad-signature:": (Evidence(*elsewhere),),
         "unknown-message": (Evidence(sound.first, world.tx(LIAR, "member/resign", ResignAsVoter())),),
-        "is no member's key": (world.double(NEW),),
+        "is not the key of a member": (world.double(NEW),),
         "evidence must ascend": tuple(reversed(ascending)),
         "evidence must ascend by": (sound, Evidence(sound.second, sound.first)),
     }
@@ -150,7 +150,7 @@ def test_a_block_with_forged_useless_or_doubled_evidence_is_invalid(world: World
 
 def test_nobody_is_expelled_twice(world: World) -> None:
     world.decide(evidence=(world.double(LIAR),))
-    assert "is expelled already" in (world.problem(evidence=(world.double(LIAR, height=2),)) or "")
+    assert "is already expelled" in (world.problem(evidence=(world.double(LIAR, height=2),)) or "")
 
 
 def test_the_last_voter_is_never_expelled_and_neither_is_the_last_that_would_stay() -> None:
@@ -323,13 +323,13 @@ def test_the_new_key_counts_its_transactions_anew_and_the_old_key_has_no_say_at_
     invitation = world.admission(NEW, by=old)
     world.decide(world.rotation(old, KEY))
     for signed in spoken:
-        assert "has another key" in (world.problem(replace_nonce(world, signed)) or "")
-    assert "does not vote" in (world.problem(invitation) or "")
+        assert "was replaced by a new key" in (world.problem(replace_nonce(world, signed)) or "")
+    assert "is not a voter" in (world.problem(invitation) or "")
     assert world.problem(world.tx(KEY, "member/register", RegisterRoles(()))) is None
     settle(world)
     for signed in spoken:
-        assert "has another key" in (world.problem(replace_nonce(world, signed)) or "")
-    assert "does not vote" in (world.problem(invitation) or "")
+        assert "was replaced by a new key" in (world.problem(replace_nonce(world, signed)) or "")
+    assert "is not a voter" in (world.problem(invitation) or "")
     assert world.ledger.make_inclusion_list(old.public) is None
     assert world.problem(world.admission(NEW, by=KEY)) is None
 
@@ -348,10 +348,10 @@ def test_a_rotation_needs_the_signature_of_a_key_that_was_never_a_members(world:
     for rotate in (stolen, for_another, elsewhere):
         assert "bad-signature: rotation" in (world.problem(world.tx(old, "member/rotate", rotate)) or "")
     for taken in (old, PEOPLE[1]):
-        assert "is or was a member's key" in (world.problem(world.rotation(old, taken)) or "")
+        assert "is or was the key of a member" in (world.problem(world.rotation(old, taken)) or "")
     world.decide(world.rotation(old, KEY))
-    assert "is or was a member's key" in (world.problem(world.rotation(PEOPLE[1], old)) or "")
-    assert "has another key" in (world.problem(world.admission(old)) or ""), "never admitted again"
+    assert "is or was the key of a member" in (world.problem(world.rotation(PEOPLE[1], old)) or "")
+    assert "was replaced by a new key" in (world.problem(world.admission(old)) or ""), "never admitted again"
 
 
 def test_a_member_without_a_vote_rotates_at_once(world: World) -> None:
@@ -379,7 +379,7 @@ def test_a_key_that_waits_for_its_vote_gets_no_second_one_and_does_not_rotate_ag
     world.decide(*(world.rotation(PEOPLE[i], keys[i]) for i in range(4)))
     waiting = next(new for i, new in enumerate(keys) if PEOPLE[i].public in world.state.members.upcoming)
     stand = world.tx(waiting, "member/stand", StandAsVoter(0, world.state.certified_roots[0]))
-    assert "votes already" in (world.problem(stand) or "")
+    assert "is already a voter" in (world.problem(stand) or "")
     assert "waits for its vote" in (world.problem(world.rotation(waiting, KEY)) or "")
     settle(world)
     assert world.state.members.voters == tuple(sorted(new.public for new in keys))
@@ -388,7 +388,7 @@ def test_a_key_that_waits_for_its_vote_gets_no_second_one_and_does_not_rotate_ag
 
 def test_a_voter_that_leaves_does_not_rotate_meanwhile(world: World) -> None:
     world.decide(*(world.tx(person, "member/resign", ResignAsVoter()) for person in PEOPLE[:2]))
-    assert "leaves or waits" in (world.problem(world.rotation(PEOPLE[1], KEY)) or "")
+    assert "is resigning or waits" in (world.problem(world.rotation(PEOPLE[1], KEY)) or "")
 
 
 def test_nobody_fills_the_table_of_members_by_rotating(world: World) -> None:
@@ -397,7 +397,7 @@ def test_nobody_fills_the_table_of_members_by_rotating(world: World) -> None:
     for old, new in pairwise(keys[:-1]):
         world.decide(world.rotation(old, new))
     assert world.state.members.current_key(NEW.public) == keys[-2].public
-    assert "cannot rotate its key any more" in (world.problem(world.rotation(keys[-2], keys[-1])) or "")
+    assert "cannot rotate its key again" in (world.problem(world.rotation(keys[-2], keys[-1])) or "")
 
 
 def test_rounds_opened_after_a_rotation_know_the_new_key_alone(world: World) -> None:
@@ -445,7 +445,7 @@ def test_evidence_against_an_old_key_that_still_votes_expels_its_member_and_a_re
     settle(during)
     assert not {KEY.public, PEOPLE[0].public} & set(during.state.members.voters)
     settle(after)
-    assert "is no member's key" in (after.problem(evidence=(after.double(PEOPLE[0]),)) or "")
+    assert "is not the key of a member" in (after.problem(evidence=(after.double(PEOPLE[0]),)) or "")
     assert after.problem(evidence=(after.double(KEY),)) is None
 
 

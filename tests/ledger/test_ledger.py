@@ -100,7 +100,7 @@ def test_what_was_decided_expired_or_refused_is_forgotten_and_what_may_still_com
     world.decide(decided)
     gone = {signed.signer: reason for signed, reason in pool.prune_transactions(world.rules, world.state)}
     assert set(gone) == {person.public for person in PEOPLE[:3]} and list(pool) == [ahead]
-    assert "does not stand" in gone[PEOPLE[1].public]
+    assert "is not a candidate" in gone[PEOPLE[1].public]
     assert pool.add_transaction(other) and pool.select_transactions(world.rules, world.state) == (other, ahead)
 
 
@@ -218,7 +218,7 @@ def test_a_body_that_leaves_out_a_ballot_of_our_cut_off_is_not_prepared(world: W
     world.vote(key, {trainers[0]: ACCEPT}, job.voters[3:])
     mine = CutOff(key, 0, tuple(sorted(signed_body_digest(s) for s in book.signed_ballots.values())))
     book.cut_offs[PEOPLE[0].public] = mine
-    assert "leaves out 1 ballots" in (world.ledger.why_body_refused(world.state.height + 1, body, b"") or "")
+    assert "omits 1 ballots" in (world.ledger.why_body_refused(world.state.height + 1, body, b"") or "")
 
 
 def test_closings_that_do_not_fit_wait_for_the_next_block_and_transactions_take_what_is_left(

@@ -62,13 +62,15 @@ def test_the_line_and_a_member_s_part_of_it_are_bounded(world: World) -> None:
     for _ in range(QUEUE_PER_MEMBER_MAX):
         world.start(PEOPLE[0], LANGUAGE)
     refusal = world.problem(world.tx(PEOPLE[0], "job/start", StartJob(LANGUAGE)))
-    assert refusal is not None and f"{QUEUE_PER_MEMBER_MAX} jobs of" in refusal
+    assert refusal is not None and f"already has {QUEUE_PER_MEMBER_MAX} queued jobs" in refusal
     for number, person in enumerate(PEOPLE[4 : 4 + QUEUE_MAX // QUEUE_PER_MEMBER_MAX - 1]):
         world.decide(world.admission(person, token=FastSigner(f"token {number}")))
         for _ in range(QUEUE_PER_MEMBER_MAX):
             world.start(person, LANGUAGE)
     assert len(world.state.jobs.queue) == QUEUE_MAX
-    assert f"{QUEUE_MAX} jobs wait in line" in (world.problem(world.tx(PEOPLE[1], "job/start", StartJob(LANGUAGE))) or "")
+    assert f"the queue is full with {QUEUE_MAX} jobs" in (
+        world.problem(world.tx(PEOPLE[1], "job/start", StartJob(LANGUAGE))) or ""
+    )
 
 
 def test_its_author_alone_or_a_quorum_takes_a_job_out_of_the_line(world: World) -> None:
@@ -81,7 +83,7 @@ def test_its_author_alone_or_a_quorum_takes_a_job_out_of_the_line(world: World) 
     assert len(world.state.jobs.queue[0].stop_requests) == 2, "two of four are no quorum"
     world.decide(stop(world, PEOPLE[3], second))
     assert not world.state.jobs.queue and second not in world.state.jobs.jobs
-    assert "no such job" in (world.problem(stop(world, PEOPLE[0], second)) or "")
+    assert "is not running, paused or queued" in (world.problem(stop(world, PEOPLE[0], second)) or "")
 
 
 def test_one_that_nobody_can_train_as_it_wants_lets_the_others_pass_and_keeps_its_place(world: World) -> None:

@@ -164,13 +164,13 @@ def test_a_match_carries_a_sealed_loss_and_nothing_else_does() -> None:
         return court.problem(court.tx(author, kind, said)) or ""
 
     match = AuditFinding(due.job, *due.proposal_key, MATCH, 0)
-    assert "a match carries" in problem("audit/report", match) and not problem("audit/report", replace(match, loss=loss))
+    assert "a match must contain" in problem("audit/report", match) and not problem("audit/report", replace(match, loss=loss))
     false = replace(match, finding=MISMATCH)
-    assert "no loss" in problem("audit/report", replace(false, loss=loss)) and not problem("audit/report", false)
+    assert "must not contain a loss" in problem("audit/report", replace(false, loss=loss)) and not problem("audit/report", false)
     court.say(person, due, MISMATCH)
     judge, disputed = court.due(disputes=True)[0]
     verdict = AuditFinding(disputed.job, *disputed.proposal_key, MATCH, 0)
-    assert "no loss" in problem("audit/verdict", replace(verdict, loss=loss), judge)
+    assert "must not contain a loss" in problem("audit/verdict", replace(verdict, loss=loss), judge)
     assert not problem("audit/verdict", verdict, judge)
 
 
@@ -246,16 +246,16 @@ def test_losses_are_opened_once_after_the_window_by_their_trainer_and_as_they_we
 
     mine = court.opening(1, A)
     for _ in range(AUDITS.window - 1):
-        assert "may still come" in problem(PEOPLE[0], mine), "or an auditor could copy them"
+        assert "are still possible" in problem(PEOPLE[0], mine), "or an auditor could copy them"
         court.round()
-    assert "may still come" in problem(PEOPLE[0], mine)
+    assert "are still possible" in problem(PEOPLE[0], mine)
     court.round()
-    assert "no loss of" in problem(PEOPLE[0], replace(mine, round=2)), "nobody reported on that"
-    assert "no loss of" in problem(PEOPLE[1], mine), "another's"
-    assert "not what" in problem(PEOPLE[1], replace(mine, trainer=B))
-    assert "not what" in problem(PEOPLE[0], replace(mine, loss=FALSE))
+    assert "has no loss of" in problem(PEOPLE[0], replace(mine, round=2)), "nobody reported on that"
+    assert "has no loss of" in problem(PEOPLE[1], mine), "another's"
+    assert "does not match" in problem(PEOPLE[1], replace(mine, trainer=B))
+    assert "does not match" in problem(PEOPLE[0], replace(mine, loss=FALSE))
     court.decide(court.tx(PEOPLE[0], LOSS_OPENING_KIND, mine))
-    assert "no loss of" in problem(PEOPLE[0], mine)
+    assert "has no loss of" in problem(PEOPLE[0], mine)
 
 
 def test_a_trainer_that_never_opens_loses_what_was_reported_on_and_is_not_suspended() -> None:

@@ -102,13 +102,13 @@ def test_nobody_invites_more_than_its_share_of_all_members(world: World, monkeyp
     monkeypatch.setattr(members, "PRESENT_MEMBERS_MAX", 11)
     for person, token in ((PEOPLE[8], PEOPLE[10]), (PEOPLE[9], PEOPLE[11])):
         world.decide(world.admission(person, token=token))
-    assert "has invited 2 members, its share" in (world.problem(world.admission(PEOPLE[7])) or "")
+    assert "has already invited 2 members, the maximum" in (world.problem(world.admission(PEOPLE[7])) or "")
     assert world.problem(world.admission(PEOPLE[7], by=PEOPLE[1])) is None
     world.decide(world.rotation(PEOPLE[8], PEOPLE[6]))
     world.decide(world.rotation(PEOPLE[0], PEOPLE[5]))
     while PEOPLE[5].public not in world.state.members.voters:
         world.decide()
-    assert "has invited 2 members, its share" in (world.problem(world.admission(PEOPLE[7], by=PEOPLE[5])) or "")
+    assert "has already invited 2 members, the maximum" in (world.problem(world.admission(PEOPLE[7], by=PEOPLE[5])) or "")
 
 
 def test_there_is_always_room_for_voters_new_keys(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_there_is_always_room_for_voters_new_keys(world: World, monkeypatch: pyt
     monkeypatch.setattr(members, "OLD_KEYS_MAX", 1)
     world.decide(world.admission(PEOPLE[8]))
     world.decide(world.rotation(PEOPLE[8], PEOPLE[9]))
-    assert "cannot rotate its key any more" in (world.problem(world.rotation(PEOPLE[9], PEOPLE[10])) or "")
+    assert "cannot rotate its key again" in (world.problem(world.rotation(PEOPLE[9], PEOPLE[10])) or "")
     assert world.problem(world.rotation(PEOPLE[0], PEOPLE[11])) is None
 
 
@@ -153,14 +153,12 @@ def test_its_own_voter_revokes_an_invitation(world: World) -> None:
     world.decide(world.tx(PEOPLE[0], "member/revoke", RevokeInvitation(world.invitation())))
     assert "the invitation was revoked: ask" in (world.problem(world.admission(NEW)) or "")
     assert world.problem(world.admission(NEW, token=FastSigner("another token"))) is None
-    assert "was revoked already" in (
-        world.problem(world.tx(PEOPLE[0], "member/revoke", RevokeInvitation(world.invitation()))) or ""
-    )
+    assert "was revoked, so" in (world.problem(world.tx(PEOPLE[0], "member/revoke", RevokeInvitation(world.invitation()))) or "")
 
 
 def test_nobody_revokes_what_another_has_signed_nor_its_token(world: World) -> None:
     """All peers see the token's public key while an admission waits. A second signature must not exclude the newcomer."""
-    assert "who alone can revoke it" in (
+    assert "only its signer can revoke it" in (
         world.problem(world.tx(PEOPLE[1], "member/revoke", RevokeInvitation(world.invitation()))) or ""
     )
     forged = replace(world.invitation(PEOPLE[1]), signer=PEOPLE[0].public)
@@ -171,13 +169,13 @@ def test_nobody_revokes_what_another_has_signed_nor_its_token(world: World) -> N
 
 def test_only_voters_revoke(world: World) -> None:
     admitted(world, NEW)
-    assert "does not vote" in (world.problem(world.tx(NEW, "member/revoke", RevokeInvitation(world.invitation(NEW, NEW)))) or "")
+    assert "is not a voter" in (world.problem(world.tx(NEW, "member/revoke", RevokeInvitation(world.invitation(NEW, NEW)))) or "")
 
 
 def test_what_was_used_or_has_expired_needs_no_revoking(world: World) -> None:
     expired = world.invitation(token=FastSigner("old"), expires=world.state.time_ms - 1)
     world.decide(world.admission(NEW))
-    for invitation, why in ((world.invitation(), "was used already"), (expired, "has expired already")):
+    for invitation, why in ((world.invitation(), "was used, so"), (expired, "has expired, so")):
         assert why in (world.problem(world.tx(PEOPLE[0], "member/revoke", RevokeInvitation(invitation))) or "")
 
 
@@ -200,7 +198,7 @@ def test_one_voter_fills_only_its_own_part_of_what_was_revoked(world: World, mon
 
     for token in ("a", "b"):
         world.decide(revoke(PEOPLE[0], token))
-    assert "has revoked 2 invitations" in (world.problem(revoke(PEOPLE[0], "c")) or "")
+    assert "has already revoked 2 unexpired invitations" in (world.problem(revoke(PEOPLE[0], "c")) or "")
     assert world.problem(revoke(PEOPLE[1], "c")) is None
 
 
@@ -211,7 +209,7 @@ def test_a_key_that_goes_takes_what_it_revoked_with_it_and_its_invitations_admit
     world.decide(world.rotation(PEOPLE[0], OTHER), evidence=(world.double(PEOPLE[1]),))
     assert world.state.members.revoked_tokens == {}
     for inviter in PEOPLE[:2]:
-        assert "does not vote" in (world.problem(world.admission(NEW, by=inviter)) or "")
+        assert "is not a voter" in (world.problem(world.admission(NEW, by=inviter)) or "")
 
 
 def test_whoever_overhears_an_invitation_cannot_use_it_without_the_tokens_key(world: World) -> None:
@@ -222,11 +220,11 @@ def test_only_voters_invite(world: World) -> None:
     admitted(world, NEW)
     stranger = world.admission(OTHER, by=PEOPLE[7], token=FastSigner("a"))
     for signed in (stranger, world.admission(OTHER, by=NEW, token=FastSigner("b"))):
-        assert "does not vote" in (world.problem(signed) or "")
+        assert "is not a voter" in (world.problem(signed) or "")
 
 
 def test_nobody_joins_twice_or_with_roles_out_of_order(world: World) -> None:
-    assert "is a member already" in (world.problem(world.admission(PEOPLE[1])) or "")
+    assert "is already a member" in (world.problem(world.admission(PEOPLE[1])) or "")
     for roles in ((TRAINER, "annotator"), (TRAINER, TRAINER)):
         assert "bad-roles" in (world.problem(world.tx(PEOPLE[1], "member/register", RegisterRoles(roles))) or "")
 
@@ -300,9 +298,9 @@ def test_the_same_voter_approves_once_and_who_does_not_vote_not_at_all(world: Wo
         approved(world, 0)
     assert world.state.members.candidates == {NEW.public: (PEOPLE[0].public,)} and voting(world) == [False, False]
     admitted(world, OTHER, "o")
-    assert "does not vote" in (world.problem(world.tx(OTHER, "member/approve", ApproveVoter(NEW.public))) or "")
-    assert "does not stand" in (world.problem(world.tx(PEOPLE[0], "member/approve", ApproveVoter(OTHER.public))) or "")
-    assert "votes already" in (world.problem(world.tx(PEOPLE[0], "member/approve", ApproveVoter(PEOPLE[1].public))) or "")
+    assert "is not a voter" in (world.problem(world.tx(OTHER, "member/approve", ApproveVoter(NEW.public))) or "")
+    assert "is not a candidate" in (world.problem(world.tx(PEOPLE[0], "member/approve", ApproveVoter(OTHER.public))) or "")
+    assert "is already a voter" in (world.problem(world.tx(PEOPLE[0], "member/approve", ApproveVoter(PEOPLE[1].public))) or "")
 
 
 def test_standing_again_keeps_the_approvals(world: World) -> None:
@@ -316,11 +314,11 @@ def test_a_candidate_shows_a_recent_root_that_was_certified(world: World) -> Non
     admitted(world, NEW)
     roots = world.state.certified_roots
     for stand in (StandAsVoter(0, bytes(32)), StandAsVoter(1, world.state.state_root), StandAsVoter(7, roots[0])):
-        assert "no recent certified root" in (world.problem(world.tx(NEW, "member/stand", stand)) or ""), stand
+        assert "must show a recent certified root" in (world.problem(world.tx(NEW, "member/stand", stand)) or ""), stand
     assert world.problem(world.tx(NEW, "member/stand", StandAsVoter(0, roots[0]))) is None
-    assert "votes already" in (world.problem(world.tx(PEOPLE[0], "member/stand", StandAsVoter(0, roots[0]))) or "")
+    assert "is already a voter" in (world.problem(world.tx(PEOPLE[0], "member/stand", StandAsVoter(0, roots[0]))) or "")
     world.decide_empty(100)
-    assert "no recent certified root" in (world.problem(world.tx(NEW, "member/stand", StandAsVoter(0, roots[0]))) or "")
+    assert "must show a recent certified root" in (world.problem(world.tx(NEW, "member/stand", StandAsVoter(0, roots[0]))) or "")
 
 
 def test_approvals_of_a_voter_that_left_do_not_count(world: World) -> None:
@@ -339,7 +337,7 @@ def test_who_leaves_stops_deciding_two_heights_later_and_stays_a_member(world: W
     assert PEOPLE[0].public in now.voters and PEOPLE[0].public not in now.upcoming
     world.decide()
     assert PEOPLE[0].public not in world.state.members.voters and PEOPLE[0].public in world.state.members.members
-    assert "does not vote" in (world.problem(world.tx(PEOPLE[0], "member/resign", ResignAsVoter())) or "")
+    assert "is not a voter" in (world.problem(world.tx(PEOPLE[0], "member/resign", ResignAsVoter())) or "")
 
 
 def test_those_who_leave_leave_one_by_one_and_the_last_voter_stays() -> None:
@@ -357,7 +355,7 @@ def test_those_who_leave_leave_one_by_one_and_the_last_voter_stays() -> None:
 
 def test_leaving_twice_is_refused(world: World) -> None:
     twice = [world.tx(PEOPLE[0], "member/resign", ResignAsVoter(), ahead) for ahead in (1, 2)]
-    assert "does not vote" in (world.problem(*twice) or "")
+    assert "is not a voter" in (world.problem(*twice) or "")
 
 
 def test_a_full_voter_set_makes_no_change_due_for_ever(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +367,7 @@ def test_a_full_voter_set_makes_no_change_due_for_ever(world: World, monkeypatch
 
 
 def test_people_are_warned_where_one_voter_less_tolerates_fewer_liars() -> None:
-    assert warning_for_removal(4) == "with 3 voters 0 may lie, not 1 as now"
+    assert warning_for_removal(4) == "3 voters tolerate 0 faulty, 4 tolerate 1"
     assert warning_for_removal(5) is None
 
 

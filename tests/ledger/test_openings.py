@@ -90,14 +90,14 @@ def test_losses_are_opened_by_the_member_of_the_key_that_they_name(key: bytes) -
     court.round(trainers=sorted({A, C, D, key}))
     report_all(court, but=[(A, key)])
     court.round(AUDITS.window)
-    assert "may still come" in (court.problem(opened(court, NEW, 1, key)) or "")
+    assert "are still possible" in (court.problem(opened(court, NEW, 1, key)) or "")
     court.decide(report(court, ANN, 1, key))
-    assert "no loss of" in (court.problem(opened(court, NEW, 1, other)) or "")
-    assert "no loss of" in (court.problem(opened(court, ANN, 1, key)) or "")
+    assert "has no loss of" in (court.problem(opened(court, NEW, 1, other)) or "")
+    assert "has no loss of" in (court.problem(opened(court, ANN, 1, key)) or "")
     assert due_openings(court, NEW.public) == [(1, key)]
     court.decide(opened(court, NEW, 1, key))
     assert not any(court.standing(person).wrong_losses for person in court.people)
-    assert "no loss of" in (court.problem(opened(court, NEW, 1, key)) or "")
+    assert "has no loss of" in (court.problem(opened(court, NEW, 1, key)) or "")
 
 
 # Rotations between report and opening --------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def test_a_trainer_that_rotates_after_the_reports_opens_with_its_new_key_also_in
     court.round(AUDITS.window)
     rotation = court.rotation(BEN, NEW)
     assert court.problem(opened(court, NEW, 1, B)), "this key is nobody's yet"
-    assert "has another key" in (court.problem(rotation, opened(court, BEN, 1, B, 2)) or "")
+    assert "was replaced by a new key" in (court.problem(rotation, opened(court, BEN, 1, B, 2)) or "")
     court.decide(rotation, opened(court, NEW, 1, B))
     assert B not in court.audits.unopened_losses[1] and not any(court.standing(key).wrong_losses for key in court.people)
 
@@ -133,11 +133,11 @@ def test_an_auditor_that_rotates_before_its_report_keeps_the_losses_shut_until_i
     report_all(court, but=[(B, A)])
     court.round(AUDITS.window)
     rotation = court.rotation(BEN, NEW)
-    assert "may still come" in (court.problem(rotation, opened(court, ANN, 1, A)) or "")
+    assert "are still possible" in (court.problem(rotation, opened(court, ANN, 1, A)) or "")
     court.decide(rotation)
-    assert "may still come" in (court.problem(opened(court, ANN, 1, A)) or "")
+    assert "are still possible" in (court.problem(opened(court, ANN, 1, A)) or "")
     late = report(court, NEW, 1, A)
-    assert "may still come" in (court.problem(opened(court, ANN, 1, A), late) or "")
+    assert "are still possible" in (court.problem(opened(court, ANN, 1, A), late) or "")
     court.decide(late, opened(court, ANN, 1, A))
     assert court.audits.loss_comparisons[NEW.public].reports == 1 and not court.standing(NEW.public).wrong_losses
 
@@ -156,7 +156,7 @@ def test_in_one_block_the_last_report_comes_before_the_opening_or_the_block_is_r
     report_all(court, but=[(B, A)])
     court.round(AUDITS.window)
     late, opening = report(court, BEN, 1, A), opened(court, ANN, 1, A)
-    assert "may still come" in (court.problem(opening, late) or "")
+    assert "are still possible" in (court.problem(opening, late) or "")
     assert court.problem(late, opening) is None
     court.decide(late, opening)
     assert "no report" in (court.problem(court.tx(BEN, "audit/report", AuditFinding(court.key, 1, A, MATCH, 0))) or "")
@@ -166,7 +166,7 @@ def test_the_window_of_a_round_ends_with_the_block_after_the_closing_that_ends_i
     report_all(court)
     court.round(AUDITS.window - 1)
     opening = opened(court, ANN, 1, A)
-    assert "may still come" in (court.problem(opening, closings=(court.closing(court.key),)) or "")
+    assert "are still possible" in (court.problem(opening, closings=(court.closing(court.key),)) or "")
     court.round()
     assert court.problem(opening, closings=(court.closing(court.key),)) is None
 
@@ -181,7 +181,7 @@ def test_after_the_last_round_the_open_reports_come_first_and_then_the_losses_at
     assert (1, C) in due_openings(court, C) and not due_openings(court, A)
     court.decide(opened(court, CID, 1, C))
     late, opening = report(court, BEN, 1, A), opened(court, ANN, 1, A)
-    assert "may still come" in (court.problem(opening) or "") and "may still come" in (court.problem(opening, late) or "")
+    assert "are still possible" in (court.problem(opening) or "") and "are still possible" in (court.problem(opening, late) or "")
     court.decide(late, opening)
     assert court.audits.loss_comparisons[B].reports == 2 and not court.standing(B).wrong_losses
 
@@ -189,7 +189,7 @@ def test_after_the_last_round_the_open_reports_come_first_and_then_the_losses_at
 def test_after_a_stop_no_report_comes_any_more_and_losses_are_opened_at_once(court: Court) -> None:
     report_all(court, but=[(B, A)])
     late = report(court, BEN, 1, A)
-    assert "may still come" in (court.problem(opened(court, CID, 1, C)) or "")
+    assert "are still possible" in (court.problem(opened(court, CID, 1, C)) or "")
     court.decide(stop(court))
     assert "no report" in (court.problem(late) or ""), "the round is undone"
     assert due_openings(court, A) == [(1, A)] and due_openings(court, C) == [(1, C)]
@@ -205,7 +205,7 @@ def test_losses_stay_shut_in_the_block_that_stops_the_job_since_its_closing_may_
     court.say(DEE, due_of(court, D, 1, A))
     closing = court.closing(court.key)
     opening = opened(court, ANN, 1, A, 2)
-    assert "may still come" in (court.problem(stop(court), opening, closings=(closing,)) or "")
+    assert "are still possible" in (court.problem(stop(court), opening, closings=(closing,)) or "")
     court.decide(stop(court), closings=(closing,))
     assert (1, A) in due_openings(court, A), "the round is undone, and no report on it is awaited"
     court.decide(opened(court, ANN, 1, A))
@@ -218,9 +218,9 @@ def test_the_last_closing_of_a_job_draws_before_any_losses_are_opened() -> None:
     court.say(DEE, due_of(court, D, 1, A))
     court.say(BEN, due_of(court, B, 1, A))
     last = court.closing(court.key)
-    assert "may still come" in (court.problem(opened(court, ANN, 1, A), closings=(last,)) or "")
+    assert "are still possible" in (court.problem(opened(court, ANN, 1, A), closings=(last,)) or "")
     court.decide(closings=(last,))
-    assert "may still come" in (court.problem(opened(court, ANN, 1, A)) or "")
+    assert "are still possible" in (court.problem(opened(court, ANN, 1, A)) or "")
     court.decide(report(court, CID, 1, A), opened(court, ANN, 1, A))
 
 
@@ -233,7 +233,7 @@ def test_an_expelled_auditor_is_not_compared_and_does_not_report(court: Court) -
     court.decide(evidence=(court.double(BEN),))
     court.round(AUDITS.window)
     assert "is expelled" in (court.problem(report(court, BEN, 1, C)) or "")
-    assert "may still come" in (court.problem(opened(court, CID, 1, C)) or ""), "its time has to run out first"
+    assert "are still possible" in (court.problem(opened(court, CID, 1, C)) or ""), "its time has to run out first"
     court.decide(opened(court, ANN, 1, A))
     assert B not in court.audits.loss_comparisons and not court.standing(B).wrong_losses
 
@@ -253,7 +253,7 @@ def test_whoever_leaves_the_voters_still_reports_and_opens(court: Court) -> None
     court.decide(court.tx(DEE, "member/resign", ResignAsVoter()))
     court.round(AUDITS.window)
     assert D not in court.state.members.voters
-    assert "may still come" in (court.problem(opened(court, ANN, 1, A)) or "")
+    assert "are still possible" in (court.problem(opened(court, ANN, 1, A)) or "")
     court.decide(report(court, DEE, 1, A), opened(court, ANN, 1, A), opened(court, DEE, 1, D, 2))
     assert court.audits.loss_comparisons[D].reports == 1
 

@@ -165,7 +165,7 @@ def test_awaited_reports_on_undone_rounds_end_and_those_on_earlier_ones_stay(cou
     convict(court, 6, A)
     assert list(court.audits.rounds) == [1, 2, 3] and not any(of.undone for of in court.audits.rounds.values())
     assert {due.round for _, due in court.due()} == {1, 2, 3}
-    assert "is awaited" in (court.problem(late) or "")
+    assert "is expected" in (court.problem(late) or "")
 
 
 def test_a_conviction_in_the_block_that_closes_the_open_round_undoes_that_round_and_uses_the_next_number(court: Court) -> None:
@@ -673,11 +673,11 @@ def test_who_changes_its_mind_counts_once_and_who_votes_no_more_counts_not(court
 
 def test_a_rollback_needs_a_voter_a_job_that_goes_on_and_an_earlier_model_that_is_kept(court: Court) -> None:
     for number in (3, 9):
-        assert "take one of @0, @4, @8" in (court.problem(wish(court, ANN, number)) or "")
+        assert "choose one of @0, @4, @8" in (court.problem(wish(court, ANN, number)) or "")
     court.decide(court.tx(DEE, "member/resign", ResignAsVoter()))
     court.round(2)
-    assert "only a voter" in (court.problem(wish(court, DEE, 4)) or "")
-    assert "is the present model" in (court.problem(wish(court, ANN, 12)) or "")
+    assert "is not a voter" in (court.problem(wish(court, DEE, 4)) or "")
+    assert "is the current model" in (court.problem(wish(court, ANN, 12)) or "")
     court.decide(court.tx(PEOPLE[0], "job/stop", StopJob(court.key)))
     assert "is final" in (court.problem(wish(court, ANN, 4)) or "")
 
@@ -695,20 +695,20 @@ def test_a_request_is_about_the_line_that_its_author_saw(court: Court) -> None:
     late = court.tx(ANN, "job/rollback", RequestRollback(court.key, 4))
     court.decide(*(wish(court, person, 4) for person in (BEN, CID, DEE)))
     court.round()
-    assert "has gone back meanwhile" in (court.problem(late) or "")
+    assert "was rolled back in the meantime" in (court.problem(late) or "")
     assert court.problem(wish(court, ANN, 4)) is None
 
 
 def test_a_voter_takes_its_request_back(court: Court) -> None:
     court.decide(wish(court, ANN, 4), wish(court, BEN, 4))
-    assert "asked for no other one" in (court.problem(wish(court, CID, 10)) or "")
+    assert "has no rollback request to withdraw" in (court.problem(wish(court, CID, 10)) or "")
     court.decide(wish(court, ANN, 10))
     assert court.job(court.key).rollback_requests == {BEN.public: 4}
     court.decide(wish(court, CID, 4), wish(court, DEE, 8))
     assert place(court.job(court.key)) == (10, 10)
     court.decide(wish(court, ANN, 4))
     assert place(court.job(court.key)) == (11, 4)
-    assert "@4 is the present model" in (court.problem(wish(court, ANN, 4)) or "")
+    assert "@4 is the current model" in (court.problem(wish(court, ANN, 4)) or "")
 
 
 def test_a_job_that_is_stopped_in_the_block_of_the_last_request_ends(court: Court) -> None:

@@ -220,43 +220,46 @@ def _fake_table(chain: Chain, proof: RowProof) -> RowProof:
 
 
 LIES: dict[str, tuple[Change, str]] = {
-    "another root": (_other_root, "the modules are not those under the state root"),
+    "another root": (_other_root, "the modules do not match the state root"),
     "signed by others": (_own_voters, "not-a-voter"),
     "signed by too few": (_too_few, "no-quorum"),
     "a link is missing": (lambda _, proof: replace(proof, light_blocks=proof.light_blocks[1:]), "foreign-voters"),
     "the last link is missing": (
         lambda _, proof: replace(proof, light_blocks=proof.light_blocks[:-1]),
-        "the modules are not those",
+        "the modules do not match",
     ),
     "a link twice": (
         lambda _, proof: replace(proof, light_blocks=(proof.light_blocks[0], *proof.light_blocks)),
         "bad-proof: height",
     ),
     "no next voters": (_at(0, next_voters=()), "next voters"),
-    "other next voters": (_at(0, next_voters=tuple(sorted(person.public for person in PEOPLE[5:9]))), "other next voters"),
+    "other next voters": (
+        _at(0, next_voters=tuple(sorted(person.public for person in PEOPLE[5:9]))),
+        "the next voters do not match",
+    ),
     "the certificate of another block": (
         lambda _, proof: replace(
             proof, light_blocks=(*proof.light_blocks[:-1], replace(proof.light_blocks[-1], header=proof.light_blocks[-2].header))
         ),
         "bad-proof",
     ),
-    "a state of its own": (_fake_table, "the module 'notebook' is not the one under the state root"),
-    "other versions": (_older_network, "the module 'network' is not the one under the state root"),
-    "a module more": (lambda _, proof: replace(proof, digests={**proof.digests, "zoo": bytes(32)}), "the modules are not"),
+    "a state of its own": (_fake_table, "the module 'notebook' does not match the state root"),
+    "other versions": (_older_network, "the module 'network' does not match the state root"),
+    "a module more": (lambda _, proof: replace(proof, digests={**proof.digests, "zoo": bytes(32)}), "the modules do not match"),
     "a module less": (
         lambda _, proof: replace(proof, digests={k: v for k, v in proof.digests.items() if k != "audits"}),
-        "the modules are not",
+        "the modules do not match",
     ),
-    "a module that is not there": (lambda _, proof: replace(proof, module="zoo"), "the module 'zoo' is not the one"),
-    "another module": (lambda _, proof: replace(proof, module="jobs"), "the module 'jobs' is not the one"),
-    "a field that is no table": (lambda _, proof: replace(proof, field=0), "field 0 of the module 'notebook' is no table"),
-    "a field that is not there": (lambda _, proof: replace(proof, field=9), "field 9 of the module 'notebook' is no table"),
-    "another key": (lambda _, proof: replace(proof, key=b"8"), "the row is not under the root"),
-    "another value": (lambda _, proof: replace(proof, value=b"\x00"), "the row is not under the root"),
-    "no row": (lambda _, proof: replace(proof, value=None), "the key may have a row"),
+    "a module that is not there": (lambda _, proof: replace(proof, module="zoo"), "the module 'zoo' does not match"),
+    "another module": (lambda _, proof: replace(proof, module="jobs"), "the module 'jobs' does not match"),
+    "a field that is no table": (lambda _, proof: replace(proof, field=0), "field 0 of the module 'notebook' is not a table"),
+    "a field that is not there": (lambda _, proof: replace(proof, field=9), "field 9 of the module 'notebook' is not a table"),
+    "another key": (lambda _, proof: replace(proof, key=b"8"), "the row does not match the root"),
+    "another value": (lambda _, proof: replace(proof, value=b"\x00"), "the row does not match the root"),
+    "no row": (lambda _, proof: replace(proof, value=None), "the proof does not exclude a row"),
     "a shorter way": (
         lambda _, proof: replace(proof, proof=KeyProof(proof.proof.siblings[:-1], None)),
-        "the row is not under the root",
+        "the row does not match the root",
     ),
 }
 
@@ -289,7 +292,7 @@ def test_a_field_that_only_looks_like_a_table_is_none_to_whoever_knows_the_modul
     chain.decide()
     honest = opened(make_row_proof(chain.genesis, chain.states[0], chain.shelf().light_blocks_to(0), "decoy/notes", HERE))
     lie = encode_row_proof_file(replace(honest, field=0, value=codec.encode(Note(bytes(32), b"a lie", 1))))
-    refused("field 0 of the module 'decoy' is no table", lie, (*core_modules(PlainJobs()), _DecoyModule()))
+    refused("field 0 of the module 'decoy' is not a table", lie, (*core_modules(PlainJobs()), _DecoyModule()))
     found = checked(lie, core_modules(PlainJobs()))
     assert (found.table, found.is_known, found.record) == ("decoy/0", False, None)
 
@@ -299,7 +302,7 @@ def test_no_field_of_the_core_s_modules_is_a_table(chain: Chain) -> None:
     for name, field in itertools.product(proof.digests, range(12)):
         if (name, field) != ("notebook", 1):
             refused(
-                "is no table",
+                "is not a table",
                 encode_row_proof_file(replace(proof, module=name, state=chain.states[39].encoded_module(name), field=field)),
             )
 

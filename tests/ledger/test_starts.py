@@ -63,12 +63,12 @@ def test_a_voter_counts_once_and_nobody_else_does(world: World) -> None:
     key = world.start(PEOPLE[0], OWN)
     admitted(world, OTHER)
     hold(world, key, PEOPLE[0])
-    assert "has said so" in refusal(world, PEOPLE[0], key)
+    assert "has already attested" in refusal(world, PEOPLE[0], key)
     assert "only voters" in refusal(world, OTHER, key)
-    assert "no job in the line" in refusal(world, PEOPLE[1], bytes(32))
+    assert "no queued job" in refusal(world, PEOPLE[1], bytes(32))
     running, plain = world.start(PEOPLE[1], ONE_ROUND), world.start(PEOPLE[2], ONE_ROUND)
     assert running in world.state.jobs.jobs
-    assert "no job in the line" in refusal(world, PEOPLE[1], plain), "it starts from nothing that has to be held"
+    assert "no queued job" in refusal(world, PEOPLE[1], plain), "it starts from nothing that has to be held"
 
 
 def test_voters_that_find_it_unsound_end_it(world: World) -> None:

@@ -155,10 +155,10 @@ def test_a_module_joins_and_acts_after_all_others() -> None:
 @pytest.mark.parametrize(
     ("height", "why"),
     [
-        (NOTICE, "is not within"),
+        (NOTICE, "is outside"),
         (NOTICE + 1, None),
         (UPGRADE_AHEAD_HEIGHTS_MAX + 1, None),
-        (UPGRADE_AHEAD_HEIGHTS_MAX + 2, "is not"),
+        (UPGRADE_AHEAD_HEIGHTS_MAX + 2, "is outside"),
     ],
 )
 def test_operators_are_given_time(world: Upgrading, height: int, why: str | None) -> None:
@@ -169,16 +169,16 @@ def test_operators_are_given_time(world: Upgrading, height: int, why: str | None
 def test_wishes_that_come_too_late_for_their_height_come_to_nothing(world: Upgrading) -> None:
     world.decide(world.wish(0, 14), world.wish(1, 14))
     world.until(4)
-    assert "is not within" in (world.refusal(world.wish(2, 14)) or ""), "the third would be decided nine heights before"
+    assert "is outside" in (world.refusal(world.wish(2, 14)) or ""), "the third would be decided nine heights before"
     assert not world.network.upgrade_votes and world.network.due_upgrades == ()
 
 
 def test_only_voters_wish_and_only_for_what_does_not_run_yet(world: Upgrading) -> None:
     world.decide(world.admission(PEOPLE[7]))
-    assert "does not vote" in (world.refusal(world.tx(PEOPLE[7], "network/upgrade", ModuleUpgrade("tally", 2, 30))) or "")
-    assert "runs tally 1 already" in (world.refusal(world.wish(0, 30, version=1)) or "")
+    assert "is not a voter" in (world.refusal(world.tx(PEOPLE[7], "network/upgrade", ModuleUpgrade("tally", 2, 30))) or "")
+    assert "already runs version 1 of tally" in (world.refusal(world.wish(0, 30, version=1)) or "")
     upgraded(world, 30)
-    assert "is decided already" in (world.refusal(world.wish(3, 40)) or "")
+    assert "is already decided" in (world.refusal(world.wish(3, 40)) or "")
 
 
 def test_a_voter_has_one_wish_and_another_one_takes_its_place(world: Upgrading) -> None:
@@ -196,22 +196,20 @@ def test_a_program_that_lacks_a_version_applies_what_is_below_and_names_what_it_
         upgraded(world, 15)
     assert knows.rules.last_supported_height(knows.state) is None and knows.rules.why_version_unsupported(knows.state) == ""
     assert old.rules.last_supported_height(old.state) == 14 == old.ledger.last_supported_height()
-    told = (
-        "this network goes on with tally 2 from height 15; this program knows 1: install a newer one, and start this peer again"
-    )
+    told = "this network upgrades to tally 2 at height 15; this program has 1: install a newer program and restart this peer"
     assert old.rules.why_version_unsupported(old.state) == told
     assert knows.until(14).state_root == old.until(14).state_root
-    with pytest.raises(UnsupportedModuleVersion, match="tally 2 from height 15"):
+    with pytest.raises(UnsupportedModuleVersion, match="tally 2 at height 15"):
         old.decide()
     knows.decide()
-    with pytest.raises(UnsupportedModuleVersion, match="this network runs tally 2; this program knows 1"):
+    with pytest.raises(UnsupportedModuleVersion, match="this network runs tally 2; this program has 1"):
         old.rules.decode_state(knows.rules.encode_state(knows.state))
 
 
 def test_a_program_refuses_a_genesis_with_modules_that_it_lacks() -> None:
     world = Upgrading(first=NEW)
     assert world.genesis.modules[-1] == ModuleVersion("tally", 2)
-    with pytest.raises(UnsupportedModuleVersion, match="runs tally 2; this program does not know it"):
+    with pytest.raises(UnsupportedModuleVersion, match="runs tally 2; this program does not have this module"):
         LedgerRules(world.genesis, FastVerifier(), CORE).genesis_state()
 
 
@@ -228,7 +226,7 @@ def test_a_program_that_lacks_a_version_refuses_what_the_next_block_could_carry(
     signed = world.tx(PEOPLE[0], "tally/add", Add(1))
     world.ledger.mempool.add_transaction(signed)
     assert world.ledger.make_body(15, world.state.time_ms + 1) is None and not world.ledger.has_due_transactions()
-    assert "goes on with tally 2" in (world.refusal(signed) or "")
+    assert "upgrades to tally 2" in (world.refusal(signed) or "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,7 +230,7 @@ class FakeApi:
         return f"no false step of {trainer}"
 
     async def resign_as_voter(self) -> str:
-        raise UserError("the last voter cannot leave")
+        raise UserError("the last voter cannot resign")
 
     async def sample_text(
         self, prompt: str, how: SamplingOptions, job: str = "", turns: tuple[str, ...] | None = None

@@ -283,7 +283,7 @@ def test_too_few_signatures_are_not_a_quorum(copy: Path) -> None:
     two = dict(list(decision.certificate.signatures.items())[:2])
     path.write_bytes(codec.encode(Decision(decision.block, Certificate(decision.certificate.vote, two))))
     forge_manifest(copy)
-    with pytest.raises(UserError, match=rf"{block_path(3)}: no-quorum: 2 signatures, 3 are needed"):
+    with pytest.raises(UserError, match=rf"{block_path(3)}: no-quorum: 2 signatures, quorum 3"):
         audit_export(copy)
 
 

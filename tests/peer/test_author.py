@@ -320,7 +320,7 @@ async def test_of_many_commands_no_more_wait_for_a_block_at_once_than_other_pool
 
 async def test_what_is_refused_is_said_at_once_and_never_put_on_the_log() -> None:
     async with logged() as (log, author):
-        with pytest.raises(UserError, match="no such job"):
+        with pytest.raises(UserError, match="is not running, paused or queued"):
             await author.submit("job/stop", StopJob(bytes(32)))
         assert log.is_silent()
 

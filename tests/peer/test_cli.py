@@ -87,8 +87,8 @@ def peer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
         ("demo --attack scal", "did you mean scale?"),
         ("-v", "did you mean --version?"),
         ("run --listen here", "'here' is not an address"),
-        ("run --listen none,127.0.0.1:1", "'none' stands alone"),
-        ("run --listen 127.0.0.1:1,127.0.0.1:1", "'127.0.0.1:1' is there twice"),
+        ("run --listen none,127.0.0.1:1", "'none' cannot be combined with addresses"),
+        ("run --listen 127.0.0.1:1,127.0.0.1:1", "'127.0.0.1:1' is listed twice"),
         ("run --bootstrap a@h:1", "bootstrap (command line): 'a' is not a peer id"),
         ("run --listen none --advertise h:1,i:2", "advertise = 'h:1, i:2' (command line) announces"),
         ("run --listen none --advertise h:1", "(listen is none); remove one"),
@@ -251,7 +251,7 @@ async def test_commands_ask_the_running_peer(peer: Callable[..., Result], tmp_pa
     assert "1" * 64 in (await on_thread(peer, "console", *place, "train --rounds 20 --set seed=4"))[1], "one quoted argument"
     assert "usage: train" in (await on_thread(peer, "console", *place, "train", "--help"))[1]
     status, _, error = await on_thread(peer, "console", *place, "resign")
-    assert (status, error) == (2, "peer: error: the last voter cannot leave\n")
+    assert (status, error) == (2, "peer: error: the last voter cannot resign\n")
 
 
 @pytest.mark.real("sockets")

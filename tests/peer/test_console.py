@@ -216,7 +216,10 @@ async def said(
         ("prove notes/lines here -o x.proof", ["x.proof: the row after height 12", "peer verify", "690 prove it"]),
         ("prove notes/lines 0xff", ["notes-lines-ff.proof: no row with this key"]),
         ("sample 'Once upon' --tokens 5", ["Once upon goes on\n"]),
-        ("sample secret", ["a text is shown after the check of the whole text\n", "withheld: it holds a word of the list"]),
+        (
+            "sample secret",
+            ["a text is shown after the check of the whole text\n", "withheld: the text contains a word on the job's blocklist"],
+        ),
         ("help", ["approve", "quit"]),
     ],
 )
@@ -264,14 +267,14 @@ async def test_answers_and_complaints_speak_of_names(monkeypatch: pytest.MonkeyP
             return f"{OTHER[:8]} has 1 of 3 approvals"
 
         async def retire_member(self, peer: str, lower_tolerance: bool) -> str:
-            raise UserError(f"{OTHER[:8]} votes already")
+            raise UserError(f"{OTHER[:8]} is already a voter")
 
         async def dial_address(self, address: str) -> str:
             return f"connected to {OTHER[:8]} at {address}"
 
     for line, answer in (
         ("approve erin", "erin has 1 of 3 approvals"),
-        ("retire erin", "error: erin votes already"),
+        ("retire erin", "error: erin is already a voter"),
         ("connect h:1", "connected to erin at h:1"),
     ):
         monkeypatch.setattr(sys, "stdin", io.StringIO(f"{line}\n"))
@@ -343,8 +346,8 @@ async def test_what_a_text_is_drawn_by_is_handed_on(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ("--beams 2 --temperature 0.5", "beams 2 and temperature 0.5: a beam search draws no tokens"),
-        ("--beams 2 --top-k 5", "beams 2 and top_k 5"),
+        ("--beams 2 --temperature 0.5", "beams 2 cannot be combined with temperature 0.5: beam search draws no tokens"),
+        ("--beams 2 --top-k 5", "beams 2 cannot be combined with top_k 5"),
         ("--beams 2 --stream", "--stream cannot be combined with --beams 2"),
         ("--stop a " * 9, "--stop is there 9 times: at most 8 are allowed"),
     ],
@@ -530,7 +533,7 @@ async def test_who_waits_for_a_decision_is_told_for_what_and_what_comes_of_it_is
         assert shown[-1] == "1 of 3 voters want it to end"
         assert [text for text in shown if "may be decided even after" in str(text)] == shown[:-1]
         assert len(shown) == 1 + len(told) and all(words in str(text) for words, text in zip(told, shown, strict=False))
-        with pytest.raises(UserError, match="the last voter cannot leave"):
+        with pytest.raises(UserError, match="the last voter cannot resign"):
             await console.execute_command(Slow(seconds=seconds), parse("resign"), shown.append)  # type: ignore[arg-type]
 
 
@@ -606,7 +609,7 @@ async def test_one_failed_command_does_not_stop_the_next_but_shows_in_the_status
 ) -> None:
     printed, status, _ = await said(monkeypatch, capsys, "resign\nnonsense\n\ninvite\n")
     assert status == 1
-    assert "error: the last voter cannot leave" in printed
+    assert "error: the last voter cannot resign" in printed
     assert "error: unknown command 'nonsense'" in printed
     assert "invitation-string" in printed
 

@@ -72,7 +72,7 @@ def test_the_client_offers_every_declared_call_and_no_other(tmp_path: Path) -> N
 
 @pytest.mark.real("sockets")
 async def test_what_a_person_can_mend_travels_as_text(client: PeerApi) -> None:
-    with pytest.raises(UserError, match="the last voter cannot leave"):
+    with pytest.raises(UserError, match="the last voter cannot resign"):
         await client.resign_as_voter()
 
 

@@ -62,7 +62,7 @@ async def test_with_its_default_settings_it_trains(daemon: Daemon) -> None:
     assert list(rounds[0].verdicts.values()) == ["accept"]
     assert (await daemon.client.stats()).worker.startswith("torch")
     await assert_it_says_what_it_is_asked(daemon)
-    with pytest.raises(UserError, match="fits no finished jobs"):
+    with pytest.raises(UserError, match="matches no finished jobs"):
         await daemon.client.start_job(TrainRequest("more", "", 1, 0, {}, "huge"))
     with pytest.raises(UserError, match="starts from the model of job 'tiny'"):
         await daemon.client.start_job(TrainRequest("more", "", 1, 0, tiny | {"model.width": "32"}, "tiny"))

@@ -133,7 +133,7 @@ def test_where_files_cannot_be_locked_the_folder_is_named_and_no_peer_is_said_to
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(StorageError, match=f"{directory.path} cannot be locked .* local disk"), directory.lock():
+    with pytest.raises(StorageError, match=f"cannot lock {directory.path} .* local disk"), directory.lock():
         pass
 
 

@@ -224,7 +224,7 @@ async def test_a_running_peer_that_does_not_answer_is_named(directory: DataDirec
         told = fault_of("port", found)
         assert told.level == FindingLevel.WARNING and f"the announced address {nobody} does not answer" in told.text
         listening = [finding.text.removesuffix(" answers") for finding in of("port", found) if finding.level == FindingLevel.OK]
-        assert len(listening) == 2 and f"listens on {', '.join(listening)} (others are told {nobody})" in daemon.log
+        assert len(listening) == 2 and f"listens on {', '.join(listening)} (announced as {nobody})" in daemon.log
         (directory.path / "services" / "metrics" / "address").write_text(nobody)
         monkeypatch.undo()
         for module, name in ((reachability_checks, "HTTP_SECONDS_MAX"), (reachability_checks, "DIAL_SECONDS_MAX")):

@@ -86,7 +86,7 @@ def test_what_is_declared_twice_or_not_answered_is_noticed() -> None:
     lazy = type("Lazy", (NoteCalls,), {})
     with pytest.raises(AssertionError, match="two protocols declare the call"):
         defer_handlers({NoteCalls: lambda: NoteAnswers(None), lazy: lambda: NoteAnswers(None)})
-    with pytest.raises(AssertionError, match="does not answer it"):
+    with pytest.raises(AssertionError, match="does not implement the call"):
         defer_handlers({NoteCalls: lazy}).note("milk")
 
 

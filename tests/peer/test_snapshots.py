@@ -414,7 +414,7 @@ async def test_a_job_is_ended_by_its_name_too_and_what_fits_none_or_two_is_told(
         service, kept = service_of(seat), replace(SCRATCH, rounds=1_000_000, name="long")
         await seat.author.submit("job/start", StartJob(kept.encode()))
         for text in ("", "other", "zz"):
-            with pytest.raises(UserError, match=r"fits no running or queued jobs .* 'long'"):
+            with pytest.raises(UserError, match=r"matches no running or queued jobs .* 'long'"):
                 await service.cancel_job(text)
         assert await service.cancel_job("long") == "job 'long' has ended"
 

@@ -60,10 +60,10 @@ def test_nobody_is_told_to_dial_what_nobody_can_dial(text: str, why: str) -> Non
 @pytest.mark.parametrize(
     ("listening", "told", "words"),
     [
-        ((), (), "dials only and accepts no connections"),
+        ((), (), "accepts no connections, only dials other peers"),
         (("a:1", "[::1]:2"), ("a:1", "[::1]:2"), "listens on a:1, [::1]:2"),
         (("0.0.0.0:1",), (), "listens on 0.0.0.0:1"),
-        (("a:4711",), ("b:1", "c:2"), "listens on a:4711 (others are told b:1, c:2)"),
+        (("a:4711",), ("b:1", "c:2"), "listens on a:4711 (announced as b:1, c:2)"),
     ],
 )
 def test_where_a_peer_listens_and_what_others_are_told_are_said_apart(
@@ -144,7 +144,7 @@ def test_names_of_all_languages_are_fine(name: str) -> None:
     ],
 )
 def test_what_commands_a_terminal_turns_the_line_or_hides_is_refused_and_named(name: str) -> None:
-    with pytest.raises(RemoteProtocolError, match=r"bad-name: .* holds the character U\+[0-9A-F]{4,}") as caught:
+    with pytest.raises(RemoteProtocolError, match=r"bad-name: .* contains the character U\+[0-9A-F]{4,}") as caught:
         check_name(name)
     assert str(caught.value).isascii()
 

@@ -49,7 +49,7 @@ SERVES = Path("services", "serve", ADDRESS_FILE)
 OF_SETS = {"local_steps": "2", "batch": "4"}
 TERMS = {"prompt_tokens": "4", "response_tokens": "8", "epochs": "2", "local_steps": "4", "batch": "8"}
 REFUSED = {  # base, reward, other fields
-    ("bass", "rule:vowels"): r"'bass' fits no finished jobs \(there are: [0-9a-f]+ 'base'\)",
+    ("bass", "rule:vowels"): r"'bass' matches no finished jobs \(choices: [0-9a-f]+ 'base'\)",
     ("base", "model"): "a plan trains the reward model itself: leave --reward out",
     ("base", "rule:consonants"): "reward 'rule:consonants' is not one of rule:vowels, rule:bigram",
     ("base", "rule:bigram"): "needs a vocabulary of 6 tokens, but the model has 257",
@@ -167,7 +167,7 @@ async def learns_responses_and_then_preferences(network: list[Daemon], folder: P
     pairs = [json.dumps({"prompt": f"q{number}: ", "chosen": "aeiou", "rejected": "xkt"}) for number in range(40)]
     file = pairs_file(folder / "examples.jsonl", responses[0], '{"prompt": "a"}')
     wrong = [
-        (TrainRequest("", "", 1, 0, {}, "bass", file), r"'bass' fits no finished jobs"),
+        (TrainRequest("", "", 1, 0, {}, "bass", file), r"'bass' matches no finished jobs"),
         (TrainRequest("", "", 1, 0, {}, "", file), "give --from JOB or --from FOLDER"),
         (TrainRequest("", "", 1, 0, {"model.width": "32"}, "base", file), "the model is that of job 'base'"),
         (TrainRequest("", "", 1, 0, {}, "base", file), r"examples.jsonl:2: response must be a text"),

@@ -292,7 +292,7 @@ def test_nobody_has_two_plans_or_cancels_those_of_others(world: Tuned, key: byte
     world.decide(world.admission(NOVICE))
     assert "is already running" in (world.problem(world.tx(AUTHOR, "rlhf/start", world.begin())) or "")
     assert world.problem(world.tx(OTHER, "rlhf/start", world.begin())) is None
-    assert "only its author or a voter" in (world.problem(world.tx(NOVICE, "rlhf/cancel", CancelPlan(key))) or "")
+    assert "is neither its author nor a voter" in (world.problem(world.tx(NOVICE, "rlhf/cancel", CancelPlan(key))) or "")
     assert "no such plan" in (world.problem(world.tx(AUTHOR, "rlhf/cancel", CancelPlan(bytes(32)))) or "")
 
 
@@ -302,8 +302,8 @@ def test_a_policy_reads_no_model_but_one_that_the_network_decided(world: Tuned) 
     world.close(reward)
     model = ModelReference(reward, 2, world.job(reward).model_root)
     for named, why in (
-        (replace(model, root=bytes(32)), "that of round 2 with another root"),
-        (replace(model, job=bytes(32)), "not among the finished ones"),
+        (replace(model, root=bytes(32)), "which is that of round 2"),
+        (replace(model, job=bytes(32)), "no finished job"),
         (ModelReference(world.base, 1, world.job(world.base).model_root), "it is a language job, expected reward"),
     ):
         spec = world.on(POLICY, objective_settings=codec.encode(replace(OWN, reward_model=named)))
@@ -330,7 +330,7 @@ def test_a_stage_that_is_refused_is_tried_again_for_so_many_blocks(
             assert tuning_plans.stage_job_id(key, 1) not in world.state.jobs.jobs
             world.decide()
             told = refusal(world, key)
-            assert told.startswith("other jobs start from 1 models") or world.plan(key).phase is tuning_plans.PlanPhase.CANCELLED
+            assert told.startswith("other jobs already use 1 models") or world.plan(key).phase is tuning_plans.PlanPhase.CANCELLED
     assert refusal(world, key) == ""
     world.decide()  # a place is free now
     assert (tuning_plans.stage_job_id(key, 1) in world.state.jobs.jobs) == (refused == 4)

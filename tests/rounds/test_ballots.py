@@ -514,7 +514,7 @@ def test_a_leader_that_leaves_out_a_ballot_of_our_cut_off_is_refused() -> None:
     closing = short.certificate()
     assert closing is not None and mine.why_certificate_refused(closing) is None
     hear_cut_off(mine, 1, tuple(sorted(signed_body_digest(s) for s in mine.signed_ballots.values())))
-    assert "leaves out 1 ballots" in (mine.why_certificate_refused(closing) or "")
+    assert "omits 1 ballots" in (mine.why_certificate_refused(closing) or "")
 
 
 def test_a_ballot_that_came_after_our_cut_off_may_be_left_out() -> None:
@@ -534,7 +534,7 @@ def test_a_leader_that_leaves_out_a_proposal_with_all_its_accepts_is_refused() -
         hear_cut_off(mine, voter)
     closing = mine.certificate()
     hear_ballot(mine, 5, ballot({0: ACCEPT}))
-    assert closing is not None and "leaves out 1 proposals" in (mine.why_certificate_refused(closing) or "")
+    assert closing is not None and "omits 1 proposals" in (mine.why_certificate_refused(closing) or "")
 
 
 def test_a_liar_that_gives_each_voter_another_ballot_does_not_keep_the_round_open() -> None:
@@ -578,15 +578,15 @@ def test_a_closing_is_valid_only_as_it_is() -> None:
         return RoundCertificate(JOB, 0, **fields)
 
     wrong = {
-        "2 ballots, 3 are needed": parts(accepted, ballots=accepted.ballots[:2]),
+        "2 ballots, quorum 3": parts(accepted, ballots=accepted.ballots[:2]),
         "signers must ascend": parts(accepted, ballots=accepted.ballots[::-1]),
-        "each once": parts(accepted, proposals=(*accepted.proposals[:1], *accepted.proposals)),
+        "without duplicates": parts(accepted, proposals=(*accepted.proposals[:1], *accepted.proposals)),
         "not exactly the accepted": parts(accepted, proposals=accepted.proposals[:1]),
         "exactly the accepted": parts(accepted, proposals=ascending([*accepted.proposals[:1], proposal(1, 1)[0]])),
-        "on a settled round": parts(accepted, cut_offs=cut.cut_offs),
-        "not f+1 cut-offs": parts(cut, cut_offs=cut.cut_offs[:1]),
-        "does not vote": parts(cut, cut_offs=ascending([cut.cut_offs[0], foreign_cut])),
-        "another round": parts(cut, cut_offs=ascending([cut.cut_offs[0], other_round])),
+        "a settled round needs no cut-offs": parts(accepted, cut_offs=cut.cut_offs),
+        "1 cut-offs are fewer than 2": parts(cut, cut_offs=cut.cut_offs[:1]),
+        "is not a voter": parts(cut, cut_offs=ascending([cut.cut_offs[0], foreign_cut])),
+        "a different round": parts(cut, cut_offs=ascending([cut.cut_offs[0], other_round])),
     }
     assert problem(terms(), accepted) is None and problem(terms(), cut) is None
     for text, closing in wrong.items():

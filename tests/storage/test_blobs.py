@@ -71,7 +71,7 @@ def test_other_bytes_than_the_digests_are_refused_and_leave_nothing(
 def test_more_bytes_than_announced_are_refused_before_they_fill_the_disk(blobs: DiskBlobStore) -> None:
     writer = blobs.open_writer(DIGEST, 10)
     writer.write(DATA[:10])
-    with pytest.raises(RemoteProtocolError, match="more than the 10 bytes"):
+    with pytest.raises(RemoteProtocolError, match="larger than the announced 10 bytes"):
         writer.write(b"x")
     writer.abort()
 
@@ -364,7 +364,7 @@ def test_what_the_disk_has_damaged_is_deleted_at_the_start_and_never_held(
     again.verify_retained()
     assert again.size(state) is None and again.read_range(whole) == b"whole" and not file.exists()
     assert [record.getMessage() for record in caplog.records] == [
-        f"{file} is damaged: this peer deletes it, and cannot show it to an audit any more"
+        f"{file} is damaged: this peer deletes it and can no longer show it to auditors"
     ] * (left is not None)
 
 

@@ -205,7 +205,7 @@ def test_a_log_that_began_anew_hides_nothing_behind_its_old_frames(tmp_path: Pat
 def test_a_log_without_any_transaction_is_not_damaged(disk: Disk) -> None:
     log = disk.files[LOG]
     assert [ledger_integrity.find_log_damage(log[:length]) for length in (0, 7, 32, 33, 32 + FRAME_BYTES - 1)] == [None] * 5
-    assert ledger_integrity.find_log_damage(flip(20, 1)(log)) == "its header has other bytes"
+    assert ledger_integrity.find_log_damage(flip(20, 1)(log)) == "its header does not match its checksum"
 
 
 def every_flip(disk: Disk, folder: Path) -> int:
@@ -270,7 +270,7 @@ def test_a_process_dies_at_the_point_and_what_was_written_by_then_is_there(tmp_p
 @pytest.mark.real("processes")
 def test_a_point_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     status, said = crashed(tmp_path, "before-lunch")
-    assert status == 1 and "no such crash point" in said and not list(tmp_path.iterdir())
+    assert status == 1 and "unknown crash point" in said and not list(tmp_path.iterdir())
 
 
 def test_without_the_variable_nothing_is_armed() -> None:

@@ -124,7 +124,7 @@ def test_the_same_vote_is_kept_once_and_another_one_in_its_slot_is_never_written
 def test_another_block_for_a_decided_height_is_never_written(store: LedgerStore) -> None:
     store.append_records([decided(1)])
     store.append_records([decided(1)])
-    with pytest.raises(LocalProtocolError, match="height 1 is decided already"):
+    with pytest.raises(LocalProtocolError, match="height 1 is already decided"):
         store.append_records([decided(1, b"fork"), vote(2)])
     assert store.get_decision(1) == decided(1) and store.read_restart_state().votes == ()
 
@@ -280,10 +280,10 @@ def test_another_chains_database_and_another_format_are_refused(filled: Path) ->
     with refused(filled, "another network"):
         LedgerStore(filled, b"d" * 32)
     change(filled, "PRAGMA user_version=9")
-    with refused(filled, "format 9, this program reads formats up to 8: install the newer program that wrote it"):
+    with refused(filled, "format 9, but this program reads formats up to 8: install the newer program that wrote it"):
         LedgerStore(filled, CHAIN)
     change(filled, "PRAGMA user_version=7")
-    with refused(filled, "format 7, of a program before 0.3.0"):
+    with refused(filled, "format 7, from a program before 0.3.0"):
         LedgerStore(filled, CHAIN)
 
 
@@ -448,7 +448,7 @@ def test_a_database_that_was_cut_is_found_at_the_start(filled: Path) -> None:
 def test_a_database_that_is_gone_or_empty_is_not_begun_anew_for_a_key_that_may_have_voted(filled: Path) -> None:
     for lose in (lambda: filled.write_bytes(b""), filled.unlink):
         lose()
-        with refused(filled, "gone or empty", "peer rekey"):
+        with refused(filled, "missing or empty", "peer rekey"):
             LedgerStore(filled, CHAIN)
 
 
@@ -488,7 +488,7 @@ def test_other_bytes_in_any_row_are_found_at_the_start_or_when_the_row_is_read(t
     store.close()
     statement, read = WRITTEN_ANEW[what]
     change(path, statement)
-    with refused(path, "other bytes", "peer rekey", "restore"):
+    with refused(path, "does not match", "peer rekey", "restore"):
         opened = LedgerStore(path, CHAIN)
         try:
             assert read is not None, "found at the start"
@@ -508,9 +508,9 @@ def test_an_old_decided_block_that_is_damaged_is_named_and_costs_no_key(tmp_path
             store.get_decision(2)
         with pytest.raises(StorageError) as needed_to_start:
             store.get_decision(3)
-    one_line(old, path, "block of height 2 has other bytes", "other peers hold that block")
+    one_line(old, path, "block of height 2 does not match its digest", "other peers have that block")
     assert "rekey" not in str(old.value)
-    one_line(needed_to_start, path, "other bytes", "peer rekey")
+    one_line(needed_to_start, path, "does not match", "peer rekey")
 
 
 def test_decided_blocks_that_are_missing_are_found_at_the_start(filled: Path) -> None:
@@ -526,7 +526,7 @@ def test_a_log_that_is_gone_is_missed(store: LedgerStore) -> None:
     store.append_records([vote(1)])
     store.close()
     store.path.write_bytes(before)
-    with refused(store.path, "0 of 1 or more transactions", "peer rekey"):
+    with refused(store.path, "0 of at least 1 transactions", "peer rekey"):
         reopened(store)
 
 
@@ -556,7 +556,7 @@ def test_a_restored_state_stands_on_its_decisions_and_older_votes_are_gone(store
         assert again.decided_height == 10
     store.restore_snapshot([decided(10), decided(11)], 10, b"s" * 32, b"newer", tables={})
     assert store.get_decision(7) == taken[0] and store.decided_height == 11, "nothing is missing between: older blocks stay"
-    with pytest.raises(LocalProtocolError, match="decided already"):
+    with pytest.raises(LocalProtocolError, match="already decided"):
         store.restore_snapshot([decided(11, b"fork")], 11, bytes(32), b"", tables={})
 
 
@@ -570,7 +570,7 @@ def test_nothing_is_written_after_a_write_that_failed(store: LedgerStore) -> Non
             store.append_records([vote(2)])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    one_line(error, store.path, "does not read or write", "check the disk")
+    one_line(error, store.path, "failed to read or write", "check the disk")
     with pytest.raises(StorageError) as again:
         store.append_records([vote(2)])
     assert str(again.value) == str(error.value)

@@ -81,7 +81,7 @@ LIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "proofs cut": (changed("labels.proof", lambda data: data[:-1]), "ends within a proof"),
     "page": (changed("pages/0", flipped(60)), "pages/0 differs from the decided page"),
     "row of a page": (changed("pages.proof", flipped(60)), "pages.proof: page 0"),
-    "project": (changed("project.proof", flipped(-60)), "other bytes than whoever made it wrote"),
+    "project": (changed("project.proof", flipped(-60)), "its content does not match its digest"),
     "page away": (lambda folder: (folder / "pages/0").unlink(), f"{LABELS}:1: this line is not in the canonical form"),
     "no proofs": (lambda folder: (folder / "labels.proof").unlink(), "cannot read"),
 }

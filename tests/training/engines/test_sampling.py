@@ -176,12 +176,12 @@ def test_text_goes_on_when_the_context_is_full_and_repeats_with_its_seed() -> No
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"temperature": -0.5}, "temperature -0.5 is less than 0"),
+        ({"temperature": -0.5}, "temperature -0.5 is negative"),
         ({"temperature": float("nan")}, "temperature nan"),
-        ({"top_p": 0.0}, "top_p 0 is no probability"),
-        ({"top_p": 1.5}, "top_p 1.5 is no probability"),
-        ({"beams": 2}, "beams 2 and temperature 0.8: a beam search draws no tokens"),
-        ({"beams": 2, "temperature": 0.0, "top_k": 5, "top_p": 0.5}, "beams 2 and top_k 5, top_p 0.5: "),
+        ({"top_p": 0.0}, "top_p 0 is not a probability"),
+        ({"top_p": 1.5}, "top_p 1.5 is not a probability"),
+        ({"beams": 2}, "beams 2 cannot be combined with temperature 0.8: beam search draws no tokens"),
+        ({"beams": 2, "temperature": 0.0, "top_k": 5, "top_p": 0.5}, "beams 2 cannot be combined with top_k 5, top_p 0.5: "),
     ],
 )
 def test_what_is_no_way_to_draw_is_named(fields: dict[str, float], told: str) -> None:
