@@ -370,7 +370,8 @@ def _take_all(
 #   f+1 holds the transaction and leads in its turn.
 # - A lag of one height would leave no time: voters send lists of k−1 when they apply k−1, just when the leader proposes k.
 INCLUSION_LAG_HEIGHTS = 2
-# Voters repeat lists at every height. An older list may be out of date.
+# Number of heights for which a voter's list counts. Voters repeat their lists at every height, so an older list may be out of
+# date.
 INCLUSION_LIST_HEIGHTS_MAX = 8
 
 
