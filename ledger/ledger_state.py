@@ -788,9 +788,7 @@ def _opened_bytes(signed: Signed) -> int:
 
 
 def _dated(transition: StateTransition, time_ms: int, certified_root: bytes) -> StateTransition:
-    """Return the transition with the data of the block around its body: the block's time, and the root of the state before the
-    block.
-    """
+    """Return the transition with the block's time and, for the height before, the state root that the block names."""
     state = transition.state
     roots = {height: root for height, root in state.certified_roots.items() if height >= state.height - CERTIFIED_ROOTS_KEPT}
     roots[state.height - 1] = certified_root

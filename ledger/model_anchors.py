@@ -55,10 +55,10 @@ def newest_anchor_up_to(anchors: Sequence[ModelAnchor], number: int) -> ModelAnc
 
 
 def anchors_to_keep(anchors: Sequence[ModelAnchor], doubtful: int) -> tuple[ModelAnchor, ...]:
-    """Return the anchors to keep: the newest one at or before the first doubtful round, and all later ones, with room for one
-    more.
+    """Return the anchors to keep: the newest one at or before the first doubtful round, and all later ones.
 
-    If there are too many, anchors with the closest neighbours are dropped, because this lengthens the longest rollback least.
+    There is always room for one more anchor. If there are too many, anchors with the closest neighbours are dropped, because this
+    lengthens the longest rollback least.
     """
     first = newest_anchor_up_to(anchors, doubtful)
     left = [anchor for anchor in anchors if anchor.round >= first.round]

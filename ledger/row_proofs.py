@@ -132,10 +132,10 @@ def chain_id_of_proof(data: bytes) -> bytes:
 
 
 def verify_row_proof_file(data: bytes, modules: Iterable[Module[Any]], verifier: Verifier) -> VerifiedRow:
-    """Verify a file and return its facts. `modules` are those of this program. Raises `RemoteProtocolError` with the step that
-    failed.
+    """Verify a file and return its facts. Raises `RemoteProtocolError` with the step that failed.
 
-    The caller must check the genesis, whose hash is the chain id: the whole proof depends on it.
+    `modules` are those of this program. The caller must check the genesis, whose hash is the chain id: the whole proof depends on
+    it.
     """
     file = decode_message(data, (RowProofFile,), PROOF_FILE_BYTES_MAX)
     if hashlib.sha256(file.content).digest() != file.digest:
