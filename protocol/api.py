@@ -325,8 +325,9 @@ class AuditsView:
 
 @dataclass(frozen=True, slots=True)
 class BlockView:
-    """A decided block without its body, with the proof of its decision. docs/protocol/blocks.md describes how to verify the
-    proof.
+    """A decided block without its body, with the proof of its decision.
+
+    docs/protocol/blocks.md describes how to verify the proof.
     """
 
     height: int
