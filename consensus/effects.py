@@ -1,4 +1,4 @@
-"""The effects of one step of a replica, and the functions that execute them: records become durable before any message is sent."""
+"""The effects of one step of a replica, and their execution: records become durable before any message is sent."""
 
 from __future__ import annotations
 

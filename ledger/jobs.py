@@ -366,7 +366,7 @@ class StopJob:
 
 @dataclass(frozen=True, slots=True)
 class AttestStartModel:
-    """`job/attest-start-model`: a voter's statement that it has the initial parameters of a queued job, and that they are valid."""
+    """`job/attest-start-model`: a voter's statement that it has valid initial parameters of a queued job."""
 
     job: Digest
 
@@ -1022,7 +1022,7 @@ def _rolled_back(job: Job, found: RollbackDue, height: int, was_open: bool) -> t
 
 
 def _cut(key: bytes, job: Job, doubtful: int, height: int, was_open: bool, is_last: bool) -> tuple[Job, JobRolledBack]:
-    """Return a job that ended before the audits of its last rounds, with its newest final model, and the fact for other modules."""
+    """Return a job that ended before audits of its last rounds, with its newest final model, and the fact for other modules."""
     anchor = newest_anchor_up_to(job.anchors, doubtful)
     undone = UndoneRounds(anchor.round, job.round - (not was_open), height, UndoReason.STOPPED)
     # After the fact `JobLastRound`, the job must not seem to lack rounds.

@@ -1,7 +1,7 @@
-"""The message handlers of a replica. The statements of a valid message are added to a vote set. An invalid message is a fault of
-its sender.
+"""The message handlers of a replica.
 
-The handlers also answer requests, greet new links, and repeat statements for peers that apparently lack them.
+The statements of a valid message are added to a vote set. An invalid message is a fault of its sender. The handlers also answer
+requests, greet new links, and repeat statements for peers that apparently lack them.
 """
 
 from __future__ import annotations
@@ -160,8 +160,7 @@ class ReplicaMessageHandlers(ReplicaState):
             self._ask_application = True
 
     def _justify(self, book: HeightVoteSet, propose: Propose, message: ProposeEnvelope) -> Prepare | None:
-        """(S3) Check the timeout certificate of a proposal for a later view, and that the proposal names the block that it
-        requires.
+        """(S3) Check that a proposal for a later view has a timeout certificate, and the block that this certificate requires.
 
         Return the vote for that block, or None if any block is allowed.
         """

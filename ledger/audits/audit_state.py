@@ -117,7 +117,7 @@ class Dispute:
         return self.voted_invalid + self.voted_valid + self.voted_withheld
 
     def may_judge_again(self, judge: bytes) -> bool:
-        """Return whether this judge lacked the proposal's data, and may now get them from a judge that found the proposal false."""
+        """Return whether this judge lacked the proposal's data, which judges that found the proposal false can now send."""
         return judge in self.voted_withheld and bool(self.voted_invalid)
 
 

@@ -292,7 +292,7 @@ class LedgerApplication:
         return closable or bool(self.pending_evidence) or is_due or self.has_due_transactions()
 
     def has_due_transactions(self) -> bool:
-        """Return whether transactions need a block now: one of them applies, and not all of them can wait (`Mempool.can_wait`)."""
+        """Return whether transactions need a block now: one of them applies, and not all can wait (`Mempool.can_wait`)."""
         known = self._selectable
         if known is None or known[0] is not self.state or known[1] != self.mempool.version:
             found = not self.mempool.can_wait(self.state.jobs.running().keys())
