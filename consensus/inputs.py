@@ -100,7 +100,8 @@ class Application(Protocol):
     def expand_body(self, short: bytes) -> bytes | None:
         """Restore the body from its compact form. Raises `RemoteProtocolError` if `short` is not a valid compact form.
 
-        None: a message is missing. The replica repeats the call after `WorkChangedInput`. The caller checks the digest of the body.
+        None: a message is missing. The replica repeats the call after `WorkChangedInput`. The caller checks the digest of the
+        body.
         """
 
     def is_member(self, peer: bytes) -> bool:

@@ -83,7 +83,7 @@ def verify_certificate(certificate: Certificate, kind: type[V], voters: VoterSet
 
 
 def covers_timeout(high: Prepare | None, timeout: Timeout) -> bool:
-    """Return whether the prepare certificate `high` covers `timeout`: the timeout names this certificate, or one of a lower view."""
+    """Return whether the prepare certificate `high` covers `timeout`, which names this certificate or one of a lower view."""
     if high is None:
         return timeout.high_view == NO_VIEW
     return high.view > timeout.high_view or (high.view, high.block) == (timeout.high_view, timeout.high_block)

@@ -48,7 +48,7 @@ class LeaderSchedule:
 def make_leader_schedule(height: int, voters: VoterSet, parent: Block | None) -> LeaderSchedule:
     """Return the schedule of `height`. `parent` is the decided block before it; None for the first height.
 
-    Of the voters that failed, the last n − q are left out. The others form a quorum, which has at least one honest voter.
+    At most n − q voters are left out: those that failed last. The other voters form a quorum, which has at least one honest voter.
     """
     failed = parent.failed if parent else {}
     latest = sorted((-until, key) for key, until in failed.items() if key in voters)
@@ -88,7 +88,7 @@ class DecidedHeight:
 
 @dataclass(frozen=True, slots=True)
 class BlockRefusal:
-    """The reason why a block must not be prepared. If its time is too early to prepare, `retry_at` is the time to try again."""
+    """The reason why a block must not be prepared. If its time is ahead of this clock, `retry_at` is the time to try again."""
 
     reason: str
     retry_at: float | None = None

@@ -1,37 +1,39 @@
 """This voter's own statements, at most one per slot. `RollbackCheck` detects statements that a disk in an older state has lost.
 
-Before its first signature, a voter asks the other voters for its statements that they remember. It signs after q voters, itself
-included, have answered, and only at heights above those for which its log seems to lack signatures.
+Before its first signature, a voter asks the other voters for its own statements, which they remember. The voter signs after q
+voters, itself included, have answered, and only at heights above those for which its log seems to lack statements.
 
-Safety does not depend on this check. A voter with a rolled-back disk is one of the f faulty ones, and any two quorums still share
-an honest voter that lost nothing. The check keeps the voter from contradicting itself, for which it would be expelled:
+Safety does not depend on this check. A voter whose disk was rolled back is one of the f faulty voters, and any two quorums still
+share an honest voter that lost nothing. The check keeps the voter from contradicting itself, for which it would be expelled:
 
-- *Decided blocks.* q voters committed and q voters answered. Both groups share f + 1 voters, so f beside this one. The honest
-  voters among these have decided the block, or they hold a prepare certificate for it and send it before their answer. So this
-  voter holds its lost certificate again. An answer from a later height counts when this voter reaches that height. If the height
-  is too far ahead to keep its certificate, the voter asks again.
-- *Statements at an open height.* Links deliver in order or break. So honest voters have received this voter's statements and
-  return them. A returned statement that the log lacks proves a loss, but not its size: the voter that returned it may be one
-  height behind. So this voter is silent at the height of the statement and at the next one.
-- *Progress of the others.* Voters remember the statements of the open height and of the last two decided ones. So they still
-  return a statement after the decisions of its height and of the next one. Earlier heights are decided and certified. This
-  voter signs nothing below the (f+1)-th highest claimed height, which an honest voter has reached.
+- *Decided blocks.* q voters committed a decided block, and q voters have answered. These two groups share f + 1 voters, and so f
+  voters beside this one. The honest voters among these f have decided the block, or they have a prepare certificate for it and
+  send the certificate before their answer. This voter then has its lost certificate again. An answer from a later height counts
+  when this voter reaches that height. If the height is too far ahead to keep its certificate, the voter asks again.
+- *Statements at an open height.* Links deliver in order or break. Honest voters have therefore received this voter's statements,
+  and return them. A returned statement that the log lacks proves a loss, but not its size: the voter that returned the statement
+  may be one height behind. This voter is therefore silent at the height of the statement and at the next height.
+- *Progress of the other voters.* Voters remember the statements of the open height and of the last two decided heights. They
+  still return a statement after the decisions of its height and of the next one. All earlier heights are decided and certified.
+  This voter signs nothing below the (f+1)-th highest claimed height, which an honest voter has reached.
 
-A copy of the disk on another machine signs with the same key. Its statements look like a loss each time. Three checks detect it:
+A copy of the disk on another machine signs with the same key. Each statement of the copy looks like a loss. Three checks detect
+the copy:
 
-- *A silent voter asks at each height.* While a voter is silent, its check starts again with every height. So it learns of the
-  copy's signatures before it signs anything itself.
-- *Heights above our start.* Let H be the first height at which this process has enough answers from H or below: those of
-  n − q + f + 1 other voters, or of all. Then earlier processes of this voter signed nothing above H + 1. Proof: a signature at
-  height x needs the decision of x − 1. So at least q − 1 other voters committed x − 1 before they answered us. They share more
-  than f voters with those that answered. So one of these is honest and answered after its commit of x − 1, hence x − 1 ≤ H. A
-  signature above H + 1 that our log lacks is therefore from another machine. The voter stops for good, since both machines would
-  soon sign two messages for one slot. Fewer answers prove nothing. Then the voter is silent, as after any loss.
-- *A link with our own key.* The peer dials an address that is announced for its own key. If another process there proves the key,
-  it is on another machine (`inputs.DuplicateIdentityInput`). This needs no signature, so it may come before the copy signs.
+- *A silent voter asks at each height.* While a voter is silent, its check starts again at every height. The voter therefore
+  learns of the copy's signatures before it signs anything itself.
+- *Heights above our start.* Let H be the first height at which this process has enough answers from voters at H or below: answers
+  of n − q + f + 1 other voters, or of all. Earlier processes of this voter then signed nothing above H + 1. Proof: a signature at
+  height x needs the decision of x − 1. At least q − 1 other voters therefore committed x − 1 before they answered us. They share
+  more than f voters with those that answered. One of these is honest and answered after its commit of x − 1, hence x − 1 ≤ H. A
+  signature above H + 1 that our log lacks is therefore from another machine. The voter stops for good, because both machines
+  would soon sign two messages for one slot. Fewer answers prove nothing. The voter is then silent, as after any loss.
+- *A link with our own key.* The peer dials an address that is announced for its own key. If another process at that address
+  proves the key, it is on another machine (`inputs.DuplicateIdentityInput`). This check needs no signature of the copy, so it may
+  detect the copy before it signs.
 
-f liars cannot silence a voter: the (f+1)-th highest claim is not above all honest ones, a returned statement needs the voter's
-signature, and n − f ≥ q honest voters answer. One gap remains: voters that restarted know only certificates and their own
+f faulty voters cannot silence a voter: the (f+1)-th highest claim is not above all honest claims, a returned statement needs the
+voter's signature, and n − f ≥ q honest voters answer. One gap remains: a voter that restarted knows only certificates and its own
 records. If all voters that answer have restarted, our votes that entered no certificate are lost.
 """
 

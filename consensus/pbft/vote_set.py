@@ -151,7 +151,7 @@ class HeightVoteSet:
         return sorted(self._given_up.values(), reverse=True)[liars] if len(self._given_up) > liars else -1
 
     def is_active(self) -> bool:
-        """Return whether honest voters work on this height: a prepare certificate is here, or f + 1 voters have made statements."""
+        """Return whether honest voters work on this height: a prepare certificate is here, or f + 1 voters have signed."""
         return self.highest_prepare_certificate is not None or len(self._statements) > self.voters.faults_tolerated
 
     def voters_without_statement_since(self, view: int) -> tuple[bytes, ...]:
