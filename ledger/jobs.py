@@ -48,7 +48,7 @@ PLANNED_MAX = 12  # finished or paused jobs that stay because modules will resum
 REPLAYED_MAX = 2 * WINDING_UP_MAX
 # Maximum number of finished jobs in the state. All running jobs may end in one block.
 FINISHED_KEPT_MAX = TRAINED_KEPT_MAX + UNTRAINED_KEPT_MAX + WINDING_UP_MAX + BASES_MAX + PLANNED_MAX + REPLAYED_MAX + RUNNING_MAX
-assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # twice the running jobs may end in one block, and the next forgets none of them
+assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # so many may end in one block, which must not forget any of them
 QUEUE_MAX = 32  # jobs that wait for their turn: each is a specification of up to 256 KiB in every state
 QUEUE_PER_MEMBER_MAX = 4  # queued jobs of one member: it cannot fill the queue alone
 TIMEOUT_DOUBLINGS_MAX = 6  # doublings of the time for re-execution, one for each round that could not be judged in time

@@ -131,7 +131,7 @@ class Member:
 @dataclass(frozen=True, slots=True)
 class MembersState:
     members: Annotated[dict[Key, Member], Length(0, MEMBERS_MAX)]
-    previous: Annotated[tuple[Key, ...], Length(1, VOTERS_MAX)]  # voters of this height, which the last block decided
+    previous: Annotated[tuple[Key, ...], Length(1, VOTERS_MAX)]  # voters that decided this height
     voters: Annotated[tuple[Key, ...], Length(1, VOTERS_MAX)]  # voters of the next height
     upcoming: Annotated[tuple[Key, ...], Length(1, VOTERS_MAX)]  # voters of the height after the next one
     candidates: Annotated[dict[Key, tuple[Key, ...]], Length(0, MEMBERS_MAX)] = field(
@@ -389,7 +389,7 @@ def _changes(state: MembersState) -> list[VoterChange]:
 
 
 def _joins(state: MembersState) -> list[bytes]:
-    """Return the candidates with a quorum of approvals, at most as many as the voter set has room for."""
+    """Return the candidates with a quorum of approvals, up to the number of free places in the voter set."""
     if not state.candidates:
         return []
     quorum, voters = VoterSet(state.voters).quorum, set(state.voters)

@@ -48,7 +48,7 @@ class LeaderSchedule:
 def make_leader_schedule(height: int, voters: VoterSet, parent: Block | None) -> LeaderSchedule:
     """Return the schedule of `height`. `parent` is the decided block before it; None for the first height.
 
-    At most n − q voters are left out: those that failed last. The other voters form a quorum, which has at least one honest voter.
+    At most n − q voters are left out: those that failed last. The others form a quorum, which has at least one honest voter.
     """
     failed = parent.failed if parent else {}
     latest = sorted((-until, key) for key, until in failed.items() if key in voters)

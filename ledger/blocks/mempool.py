@@ -40,7 +40,7 @@ PENDING_BYTES_PER_MEMBER_MAX = 4 << 20  # bytes of one member's waiting transact
 PENDING_BYTES_MAX = 128 << 20
 # Waiting transactions of all strangers together: a new one displaces none, or peers would relay floods without end.
 PENDING_STRANGERS_MAX = 64
-# Number of remembered digests of transactions that were dropped last, as many as one pool holds.
+# Number of remembered digests of transactions that were dropped last: the capacity of one mempool.
 DROPPED_MAX = TRANSACTIONS_PENDING_MAX
 # Seconds for which a transaction waits for others before it needs a block (`ledger.core.module.Module.lingers`).
 LINGER_SECONDS = 0.4

@@ -34,7 +34,7 @@ SNAPSHOTS_MAX: Final = 6  # snapshots in total; a snapshot at a multiple then st
 LEASE_SECONDS: Final = 30.0  # seconds after a request for which a snapshot counts as being downloaded
 SNAPSHOT_HEIGHT_MIN: Final = 2  # lowest height of a snapshot, which includes the blocks H − 1 to H + 1
 
-REQUESTS_MAX: Final = 16  # waiting requests of one peer, twice as many as an honest peer has
+REQUESTS_MAX: Final = 16  # waiting requests of one peer: an honest peer has half as many
 RESPONSE_BYTES_PER_SECOND: Final = 32 << 20  # bytes per second to one peer: a download must not slow down training
 RESPONSE_BURST_BYTES: Final = 8 << 20
 OFFER_COST_BYTES: Final = 256 << 10  # bytes that an offer counts as: it is small, but hashes the whole state
