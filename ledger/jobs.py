@@ -50,10 +50,10 @@ REPLAYED_MAX = 2 * WINDING_UP_MAX
 FINISHED_KEPT_MAX = TRAINED_KEPT_MAX + UNTRAINED_KEPT_MAX + WINDING_UP_MAX + BASES_MAX + PLANNED_MAX + REPLAYED_MAX + RUNNING_MAX
 assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # so many may end in one block, which must not forget any of them
 QUEUE_MAX = 32  # jobs that wait for their turn: each is a specification of up to 256 KiB in every state
-QUEUE_PER_MEMBER_MAX = 4  # queued jobs of one member: it cannot fill the queue alone
+QUEUE_PER_MEMBER_MAX = 4  # queued jobs of one member, which therefore cannot fill the queue alone
 TIMEOUT_DOUBLINGS_MAX = 6  # doublings of the time for re-execution, one for each round that could not be judged in time
 MISSED_VOUCHES_MAX = 3  # consecutive closed rounds in which a re-executor was asked and did not vouch, before it is asked last
-CALLED_LAST_ROUNDS = 20  # rounds in which such a re-executor is asked last
+CALLED_LAST_ROUNDS = 20  # rounds in which a re-executor that missed vouches is asked last
 WRONG_VOUCHES_MAX = 3  # false vouches in WRONG_VOUCH_ROUNDS, after which a re-executor is not asked for `suspension_rounds`
 WRONG_VOUCH_ROUNDS = 20
 # False updates in INVALID_UPDATE_ROUNDS, after which a trainer is suspended: each costs over f re-executions.

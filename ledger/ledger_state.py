@@ -361,7 +361,7 @@ class LedgerRules:
                     network = replace(network, due_upgrades=others)
                     after = after.with_modules(**{NetworkModule.name: network})
                     continue
-                # A new module acts after all others.
+                # A new module acts after all other modules of the network.
                 running = {version.name: version for version in network.modules} | {upgrade.module: _version(upgrade)}
                 network = replace(network, modules=tuple(running.values()), due_upgrades=others)
                 after = after.with_modules(**{upgrade.module: value, NetworkModule.name: network})

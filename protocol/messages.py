@@ -292,7 +292,7 @@ class CutOff(_RoundMessage):
     """A voter's request to close the round without more ballots. It names the ballots that have reached the voter."""
 
     TAG: ClassVar[str] = "cut-off"
-    ballots: Annotated[tuple[Digest, ...], Length(0, VOTERS_MAX)]  # SHA-256 hashes of the signed bodies of these ballots
+    ballots: Annotated[tuple[Digest, ...], Length(0, VOTERS_MAX)]  # SHA-256 hashes of the ballots' signed bodies
 
 
 @dataclass(frozen=True, slots=True)
@@ -590,7 +590,7 @@ class RelayReservations:
     """All peers with a reservation at the sender, a relay. The message is sent on each new link, and after each change."""
 
     TAG: ClassVar[str] = "relay-reservations"
-    peers: Annotated[tuple[Key, ...], Length(0, RELAY_RESERVATIONS_MAX)]  # ascending keys of these peers
+    peers: Annotated[tuple[Key, ...], Length(0, RELAY_RESERVATIONS_MAX)]  # keys of the peers with a reservation, ascending
 
 
 @dataclass(frozen=True, slots=True)

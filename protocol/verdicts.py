@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
-OBJECTIVE_CODES_FIRST = 16  # first code of those that the objective defines
+OBJECTIVE_CODES_FIRST = 16  # lowest code that the objective defines
 OBJECTIVE_CODES_MAX = 8  # maximum number of codes that an objective defines
 
 

@@ -20,7 +20,7 @@ RESPONSE_BURST_MAX = 32.0  # answers to one peer without a wait: enough for a pe
 RESPONSES_PER_SECOND = 4.0
 CLAIMS_MAX = 1_024  # peers whose claimed heights are stored
 FUTURE_MESSAGES_MAX = 16  # messages of later heights per peer, beside one proposal: votes of two heights and of a view change
-FUTURE_BYTES_MAX = 256 << 10  # bytes of these messages per peer: votes and two timeout certificates of VOTERS_MAX voters
+FUTURE_BYTES_MAX = 256 << 10  # bytes of messages of later heights per peer: votes, two timeout certificates of VOTERS_MAX voters
 DECISIONS_BYTES_MAX = 8 << 20  # bytes of decisions of later heights, from all peers together
 # Bytes of proposals of later heights, from all peers together; a dropped proposal is sent again at its height.
 PROPOSALS_BYTES_MAX = 32 << 20

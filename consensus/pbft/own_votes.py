@@ -53,7 +53,9 @@ from protocol.messages import Commit, Prepare, RememberedStatements, Timeout
 
 ASK_SECONDS = 0.5  # seconds between requests to voters without a valid answer, which may have been too far ahead
 EARLIER_HEIGHTS = 1  # heights above the answering voters at which an earlier process of this voter may have signed
-SILENT_HEIGHTS = 2  # heights of silence, from that of a lost statement on: the voter that returned it may be one height behind
+SILENT_HEIGHTS = (
+    2  # heights of silence, from the height of a lost statement on: the voter that returned it may be one height behind
+)
 VOTE_SETS_KEPT = 2  # decided heights whose statements are stored for other voters
 
 

@@ -231,7 +231,7 @@ class Replica(ReplicaMessageHandlers):
         return True
 
     def _join_timeouts(self, book: HeightVoteSet) -> bool:
-        """(L) Give up the latest view that f + 1 voters gave up, unless this voter is in a later view: one of the f + 1 is honest."""
+        """(L) Give up the latest view that f + 1 voters gave up, unless this voter is in a later one: one of f + 1 is honest."""
         view = book.view_to_join()
         if view < self.view or not self._may_sign(book) or self._own.highest_timed_out_view(book.height) >= view:
             return False

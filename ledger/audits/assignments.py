@@ -89,7 +89,7 @@ def _with_auditors(drawn: AuditableProposal, *auditors: bytes) -> AuditablePropo
 
 
 def apply_volunteering(tables: AuditTables, author: bytes, number: int) -> None:
-    """Draw a volunteer, which is a re-executor, for all proposals of an audited round on which it has not reported."""
+    """Draw the author, a re-executor, for all proposals of this round on which it has not reported."""
     auditor, trainers = proposals_left_to(tables, author, number)
     assert AUDIT_TRANSITIONS[AuditStage.UNDISPUTED, AuditEvent.VOLUNTEERED] == AuditTransition(AuditStage.AWAITED)
     audits = tables.rounds[number]

@@ -66,7 +66,7 @@ class AuditableProposal:
 
 @dataclass(frozen=True, slots=True)
 class RoundAudits:
-    """The draws of a closed round. Kept while auditors may still be drawn, report or dispute."""
+    """The draws of a closed round. They stay while auditors may still be drawn for its proposals, report or judge."""
 
     # Number of re-executors with a nonce that matches its commitment. 0: every peer could foresee the draws.
     nonce_count: Annotated[int, Between(0, VOTERS_MAX)]
@@ -101,7 +101,7 @@ class Dispute:
     # Challenging auditor -> finding. The challengers are auditors that were drawn for this proposal. Each one is also a
     # verdict.
     challenges: Annotated[dict[Key, ReplayFinding], Length(1, VOTERS_MAX)]
-    voted_invalid: VoterKeys  # judges whose replay gives another update, or whose data cannot be replayed
+    voted_invalid: VoterKeys  # judges whose replay gave another update, or that got data that cannot be replayed
     voted_valid: VoterKeys
     # Time of a block soon after the dispute became the trainer's oldest open one. 0: no such block yet.
     opened_ms: Count = 0

@@ -48,7 +48,7 @@ class AuditTables:
         self.current_key, self.terms = members.current_key, terms.audits
         # Maximum time of the rounds in a window, in ms.
         self.window_rounds_ms = round(1_000 * terms.proposal_seconds * terms.audits.window)
-        self.is_rewarded = terms.needs_worker  # the update of a scratch job is public and needs no work, so it earns no reward
+        self.is_rewarded = terms.needs_worker  # updates of a scratch job are public and need no work: no rewards
         self.closed = job.round - 1  # the last closed round
         self._before = follow_key_rotations(state, members.current_key)
         self.member_records, self.log = dict(self._before.member_records), list(state.log)

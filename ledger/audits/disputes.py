@@ -1,6 +1,6 @@
 """Disputes about accepted proposals: how they begin, who judges them, and how they end. Decision 0033 gives the reasons.
 
-Rewards of trainers, and suspensions of trainers and lazy auditors, are also here.
+Rewards of trainers, and suspensions of trainers and lazy auditors, are also in this module.
 """
 
 from __future__ import annotations
@@ -153,9 +153,9 @@ def hold_against(tables: AuditTables, challenger: bytes) -> None:
 
 # Claims -----------------------------------------------------------------------------------------------------------------
 # A claim is an auditor's challenge with the finding `withheld`. If most judges disagree, no peer can tell whether the auditor
-# or the trainer is dishonest. The claim therefore counts against neither of them. After three claims the auditor is separated
-# from the trainer: it is not drawn for it. At most f auditors are faulty. A trainer that is separated from more than f is
-# therefore faulty itself: it is shunned.
+# or the trainer is dishonest. The claim therefore counts against neither of them. After three claims, the auditor is separated
+# from the trainer: it is no longer drawn for the trainer's proposals. At most f auditors are faulty. A trainer that is
+# separated from more than f auditors is therefore faulty itself, and is suspended (`shunned`).
 
 
 def auditors_apart(claims: WithheldClaims) -> set[bytes]:

@@ -36,7 +36,7 @@ STALL_SECONDS: Final = 10.0  # seconds without data after which a peer has stall
 # Maximum seconds without requests to a peer that stalled or refused; each failure doubles the time.
 BACKOFF_SECONDS_MAX: Final = 120.0
 SLOW_PART_SECONDS: Final = 5.0  # seconds after which a part with missing pieces is also requested from an idle peer
-HEDGE_SECONDS: Final = 1.0  # seconds without data for a part, after which it is also requested from an idle peer
+HEDGE_SECONDS: Final = 1.0  # seconds without data for a part, after which an idle peer is asked for the part, too
 # Seconds without a complete part, after which another snapshot is chosen, from other peers if possible.
 SNAPSHOT_TIMEOUT_SECONDS: Final = 15.0
 OFFERLESS_SECONDS: Final = 10.0  # seconds to wait for a proven snapshot before single blocks are downloaded
@@ -265,7 +265,7 @@ class SnapshotDownload:
         source.links += [link for link in offer.light_blocks if link.next_voters]
         source.heard, source.again = self._now, self._now
         if not offer.modules:
-            return  # the proof continues: this peer is asked at once for the links after these
+            return  # the proof continues: this peer is asked at once for further links
         tip = tuple(proven[-3:])
         if [of.header.height for of in tip] != [offer.height - 1, offer.height, offer.height + 1] or offer.height < self._wanted:
             raise RemoteProtocolError("bad-offer", f"the proof does not end around height {offer.height}")
