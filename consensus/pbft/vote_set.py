@@ -136,7 +136,7 @@ class HeightVoteSet:
         self.conflicting_commit, self.commit, self.commit_vote = self.conflicting_commit or self.commit_vote, None, None
 
     def timeout_certificate(self, view: int) -> TimeoutCertificate | None:
-        """Return a quorum of timeouts of `view`, with a prepare certificate that covers them. None: there is no quorum.
+        """Return a quorum of timeouts of `view`, with a prepare certificate that covers these. None: there is no quorum.
 
         The prepare certificate covers the timeouts, because those that they name were adopted before them.
         """

@@ -148,7 +148,7 @@ def is_wrong_loss(reported: int | None, opened: int) -> bool:
 def add_comparison(before: LossComparisons, trainer: bytes, wrong: bool, faults: int) -> LossComparisons:
     """Return the auditor's comparisons after one more report about this trainer.
 
-    Older ones than the last reports that count are dropped.
+    Only the last reports that count are kept.
     """
     number = before.reports + 1
     kept = {key: at for key, at in before.wrong.items() if at > number - REPORTS_PER_CONTRADICTION * (faults + 1)}

@@ -311,7 +311,7 @@ class Mempool:
             if nonces_ahead == 0:
                 next_ones.append(entry)
             elif nonces_ahead < 0:
-                self._drop(rules, state, entry, gone)  # author, nonce or expiry are wrong, so the refusal costs little
+                self._drop(rules, state, entry, gone)  # author, nonce or expiry is wrong, so the refusal costs little
         cost_left = COST_PER_BLOCK_MAX
         for place, entry in enumerate(sorted(next_ones, key=lambda entry: (entry.number <= self._tried, entry.number))):
             cost_left -= entry.traits.cost
