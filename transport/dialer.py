@@ -1,8 +1,9 @@
-"""Dialing of the addresses in the address book. Each entry has a task, which waits while the entry's peer is linked.
+"""Dialing of the addresses in the address book. Each entry of the book has a task. The task waits while the entry's peer is
+linked.
 
 Host names are resolved in separate threads, because a peer that spreads a name may control its name server, which may never
-answer. A resolving thread ends only when the system's resolver gives up, even if the dial timed out long before. Trio has 40
-common threads. A few dozen such names would occupy them, and delay writes to the disk and so all votes.
+answer. A resolving thread ends only when the system's resolver gives up, even if the dial timed out long before. A few dozen
+names without an answer would occupy all 40 common threads of Trio. Then writes to the disk would wait, and so all votes.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from transport.discovery.address_book import AddressBook, AddressEntry, AddressS
 from transport.session_links import TcpLink, resolves_to_nearer_network
 
 DIALS_MAX: Final = 32  # concurrent dials
-DIAL_SECONDS: Final = 10.0  # timeout of the TCP connection
+DIAL_SECONDS: Final = 10.0  # timeout in seconds until the TCP connection exists
 HANDSHAKE_SECONDS: Final = 10.0  # timeout from the connection to its confirmation; a loaded two-core machine takes well under 1 s
-THREADS_MAX: Final = 16  # threads that resolve names given by the operator
+THREADS_MAX: Final = 16  # concurrent threads that resolve host names given by the operator
 
-# Limits the threads that resolve names for the current task.
+# Limit of the threads that resolve host names for the current task. None: THREADS_MAX.
 _threads: ContextVar[trio.CapacityLimiter | None] = ContextVar("_threads", default=None)
 
 
@@ -52,7 +53,10 @@ class Dialer:
         may_link: Callable[[bytes], bool],
         converse: Callable[[trio.SocketStream, str, bytes | None], Awaitable[None]],
     ) -> None:
-        """`converse(stream, address, expected)` serves a connection to its end. Only the peer `expected` may answer, if any."""
+        """`converse(stream, address, expected)` serves a connection to its end.
+
+        Only the peer `expected` may answer, unless it is None.
+        """
         self._book, self._links, self._may_link, self._converse = book, links, may_link, converse
         self._dials = trio.CapacityLimiter(DIALS_MAX)
         self._nursery: trio.Nursery | None = None
@@ -113,7 +117,10 @@ class Dialer:
             entry.retry_now = trio.Event()
 
     async def _dial(self, entry: AddressEntry) -> float:
-        """Dial an entry, serve the connection to its end, and return its duration in seconds, or 0 if the dial failed."""
+        """Dial the address of an entry, and serve the connection to its end.
+
+        Return the connection's seconds, or 0 if the dial failed.
+        """
         if entry.peer is not None and not self._may_link(entry.peer):
             entry.end_attempt("this peer refuses its key, which was expelled or violated the protocol")
             return 0.0
@@ -135,7 +142,7 @@ class Dialer:
 
 
 def describe_dial_error(error: OSError | ValueError) -> str:
-    """Describe briefly why a dial failed. Trio tries all addresses of a name and chains their errors to its own."""
+    """Return a short reason of a failed dial. Trio tries all addresses of a name, and chains their errors to its own error."""
     causes = error.__cause__.exceptions if isinstance(error.__cause__, BaseExceptionGroup) else [error.__cause__ or error]
     if isinstance(error, (socket.gaierror, ValueError)):
         return "unknown host name"

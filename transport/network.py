@@ -1,4 +1,4 @@
-"""Events and traffic figures of a network, for the rest of a peer."""
+"""Events and traffic figures of a network, for the other parts of a peer."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class DataReceived:
 
 @dataclass(frozen=True, slots=True)
 class DuplicateIdentity:
-    """Another process has proven that it has this peer's key."""
+    """The event that another process has proven that it has this peer's key."""
 
-    address: str  # address at which the process answers, or from which it connected
+    address: str  # address at which the other process answers, or from which it connected
 
 
 NetworkEvent = PeerConnected | PeerDisconnected | DataReceived | DuplicateIdentity
@@ -45,11 +45,11 @@ NetworkEvent = PeerConnected | PeerDisconnected | DataReceived | DuplicateIdenti
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes over all links since the start, including closed links."""
+    """Bytes over all links since the peer's start, including closed links."""
 
     sent: ByPriority
     received: ByPriority
-    blobs_sent: int  # bytes of blobs, a part of `sent[BULK]`
+    blobs_sent: int  # bytes of blobs, included in `sent[BULK]`
     blobs_received: int
-    audit_bytes_sent: int  # bytes of blobs that serve audits only, a part of `blobs_sent`
+    audit_bytes_sent: int  # bytes of blobs that only auditors need, included in `blobs_sent`
     audit_bytes_received: int

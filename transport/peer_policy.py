@@ -11,37 +11,37 @@ from protocol.messages import GuestInvitation
 class PeerClass(enum.IntEnum):
     """Classes of peers in the order in which their links are evicted, strangers first."""
 
-    STRANGER = 0  # any key that knows the chain id; a new key costs nothing
-    GUEST = 1  # a key with an open invitation of a voter, which bounds the number of guests
+    STRANGER = 0  # key that knows the chain id and has no invitation; a new key costs nothing
+    GUEST = 1  # key with an unused invitation of a voter; voters limit the number of invitations
     MEMBER = 2
     VOTER = 3
 
 
 class PeerPolicy(ABC):
-    """How links classify a peer, by the decided state and by the invitations that peers have shown."""
+    """The classes of peers, as links need them: by the decided state, and by the invitations that peers have presented."""
 
     @abstractmethod
     def classify(self, peer: bytes) -> PeerClass: ...
 
     @abstractmethod
     def is_member(self, peer: bytes) -> bool:
-        """Return whether `peer` is a member. Members relay only for members, and through members."""
+        """Return whether `peer` is a member. A member relays only between members, and uses only members as relays."""
 
     @abstractmethod
     def has_gone(self, peer: bytes) -> bool:
-        """Return whether `peer` is a former member that nobody waits for."""
+        """Return whether `peer` is a former member that no part of this peer waits for."""
 
     @abstractmethod
     def admit_guest(self, peer: bytes, shown: GuestInvitation) -> None:
-        """Record an invitation that a peer has shown. Raises `RemoteProtocolError` if it is invalid."""
+        """Record an invitation that a peer has presented. Raises `RemoteProtocolError` if it is invalid."""
 
     @abstractmethod
     def own_invitation(self) -> GuestInvitation | None:
-        """Return the invitation that this peer shows to others. None: it is a member, or has no invitation."""
+        """Return the invitation that this peer presents to other peers. None: this peer is a member, or has no invitation."""
 
 
 class EverybodyIsMember(PeerPolicy):
-    """The policy of links without a ledger, as in benchmarks of transport."""
+    """The policy of links without a ledger, as in benchmarks of transport: each peer counts as a member."""
 
     def classify(self, peer: bytes) -> PeerClass:
         return PeerClass.MEMBER

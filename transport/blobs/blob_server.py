@@ -2,13 +2,13 @@
 
 | a peer requests a blob                                        | answer                                         |
 |---------------------------------------------------------------|------------------------------------------------|
-| it has a slot, or a slot is free                              | the chunk                                      |
+| the peer has a slot, or a slot is free                        | the chunk                                      |
 | the uplink carries one more copy in IMMEDIATE_COPY_SECONDS    | the chunk                                      |
-| it kept a slot too long, less than SLOW_PEER_SECONDS ago      | the chunk, without a slot                      |
-| all slots are taken, or this peer is still downloading it     | names of other holders; it waits for its turn  |
-| it got these names less than REPEAT_SECONDS ago               | none: the request is of the same window        |
+| the peer kept a slot too long, less than SLOW_PEER_SECONDS ago | the chunk, without a slot                      |
+| all slots are taken, or the server is still downloading it    | names of other holders; the peer waits         |
+| the peer got these names less than REPEAT_SECONDS ago         | none: the request belongs to the same window   |
 
-| a slot ends                                                   | and then                                       |
+| a slot ends when                                              | effect                                         |
 |---------------------------------------------------------------|------------------------------------------------|
 | its peer has the blob                                         | its peer is named to others                    |
 | its peer declines the blob, or its link ends                  |                                                |
@@ -19,10 +19,10 @@
 So a peer waits for a bounded time: a faulty peer can occupy a slot too long only once in SLOW_PEER_SECONDS. Strangers have a slot
 of their own. They take no slot from other peers, and their speed is not recorded.
 
-| requested blobs, at most                                      | beyond that the least recent one is forgotten  |
+| remembered blobs, at most                                     | above it, the least recent one is forgotten of |
 |---------------------------------------------------------------|------------------------------------------------|
-| BLOBS_OF_STRANGERS_MAX that only strangers requested          | of these                                       |
-| BLOBS_MAX others                                              | of the peer that requested most of these       |
+| BLOBS_OF_STRANGERS_MAX that only strangers requested          | the blobs that only strangers requested        |
+| BLOBS_MAX others                                              | the peer with the most requested blobs         |
 """
 
 from __future__ import annotations
