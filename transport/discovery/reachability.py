@@ -148,7 +148,7 @@ class Reachability:
     def observed_host(self) -> str | None:
         """The host at which at least OBSERVERS_MIN members see this peer, or None.
 
-        Of two hosts, the wider scope wins, then more members.
+        The widest scope wins, then the most members.
         """
         hosts = Counter(host for peer, host in self._seen.items() if self._members(peer))
         agreed = [host for host, count in hosts.items() if count >= OBSERVERS_MIN]

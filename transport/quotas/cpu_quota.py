@@ -36,7 +36,7 @@ STRANGER_WAIT_SECONDS_MAX = 5.0
 # Charged per handshake step or read from a stranger, besides the measured time: for socket, tasks, event loop.
 STEP_SECONDS = 0.0005
 HOSTS_MAX = 1_024  # remembered hosts; the least recent one is forgotten first
-# Debt up to which strangers' messages are handled while reads already wait; else reads would use all the time.
+# Seconds by which strangers' messages are handled earlier than more bytes are read. Otherwise reads would use all the time.
 STRANGERS_LEAD_SECONDS = 0.2
 WAIT_SECONDS_MIN, WAIT_SECONDS_MAX = 0.001, 1.0  # shortest and longest sleep between checks of a budget
 

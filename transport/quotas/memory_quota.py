@@ -1,7 +1,7 @@
 """Limits of the memory that links use: one budget for all strangers, and one for all other peers.
 
-The account of a peer counts queued messages to the peer, incomplete messages, received messages that are not delivered yet, and
-records of its circuits, both in a relay and at the ends. Each peer has an equal share of its budget, and may use more while the
+The account of a peer counts messages that are queued, incomplete, or received and not delivered yet. It also counts records of
+the peer's circuits, both in a relay and at the ends. Each peer has an equal share of its budget, and may use more while the
 budget is not full. So a peer within its share never loses its link because others exceed theirs.
 
 | budget is full, and a peer      | a message to it                     | a message from it                     |
