@@ -4,7 +4,7 @@
 |---------------------------------------------------------------|------------------------------------------------|
 | the peer has a slot, or a slot is free                        | the chunk                                      |
 | the uplink carries one more copy in IMMEDIATE_COPY_SECONDS    | the chunk                                      |
-| the peer kept a slot too long, not SLOW_PEER_SECONDS ago      | the chunk, without a slot                      |
+| the peer kept a slot too long in the last SLOW_PEER_SECONDS   | the chunk, without a slot                      |
 | all slots are taken, or the server is still downloading it    | names of other holders; the peer waits         |
 | the peer got these names less than REPEAT_SECONDS ago         | none: the request belongs to the same window   |
 
