@@ -1,7 +1,8 @@
-"""Sets of preferences or of instruction examples: their bytes, their parsing from files, and their held-out part.
+"""Sets of preferences or of instruction examples: their encoding, their parsing from files, and their held-out part.
 
-A set is a sequence of records with ascending ids. Each record follows its length (u32, big-endian). Peers exchange a set like a
-training text: in shards under a `training.corpus.DataManifest`. The manifest's digest is the name of the set.
+A set is a sequence of records with ascending ids. Each record is preceded by its length in bytes (u32, big-endian). Peers
+exchange a set like a training text: in shards under a `training.corpus.DataManifest`. The manifest's digest is the name of the
+set.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from protocol.errors import RemoteProtocolError, UserError
 from rlhf.data.dataset_files import LINE_BYTES_MAX, InvalidLines, is_positive_example, read_records, to_plain_texts
 
 PERMILLE: Final = 1_000
-HELD_OUT_PERMILLE: Final = 100  # prompts of a thousand that are used only for measurements
-PAIRS_MAX: Final = PAGES_MAX * PAGE_TASKS_MAX  # the maximum number of tasks of a project: a million
-UTF8_BYTES_MAX: Final = 4  # bytes per character
-PAIR_BYTES_MAX: Final = 3 * UTF8_BYTES_MAX * TEXT_CHARACTERS_MAX + 64  # three texts, and less than 64 bytes for id and p
+HELD_OUT_PERMILLE: Final = 100  # of 1,000 prompts, the number used only for measurements
+PAIRS_MAX: Final = PAGES_MAX * PAGE_TASKS_MAX  # pairs of a set: the maximum number of tasks of a project, a million
+UTF8_BYTES_MAX: Final = 4  # largest number of bytes of a character in UTF-8
+PAIR_BYTES_MAX: Final = 3 * UTF8_BYTES_MAX * TEXT_CHARACTERS_MAX + 64  # three texts, and less than 64 bytes for id and `p`
 assert 3 * 2 * len(r"\uXXXX") * TEXT_CHARACTERS_MAX < LINE_BYTES_MAX, "a line holds any three texts, however they are escaped"
 LENGTH_BYTES: Final = 4
 RESPONSE_EXAMPLE: Final = '{"prompt": "…", "response": "…"}'
@@ -34,11 +35,11 @@ PAIR_EXAMPLE: Final = '{"prompt": "…", "chosen": "…", "rejected": "…"}'
 
 @dataclass(frozen=True, slots=True)
 class PreferencePair:
-    id: Annotated[bytes, Length(1, 32)]  # task of a project, or line of a file as u64, big-endian
+    id: Annotated[bytes, Length(1, 32)]  # id of the pair's task in a project, or line number in a file as u64, big-endian
     prompt: Text
     first: Text
     second: Text
-    p: Annotated[int, Between(0, PERMILLE)]  # probability, in permille, that the first response is better; 500: a tie
+    p: Annotated[int, Between(0, PERMILLE)]  # probability, in permille, that the first response is better; 500 is a tie
 
     @property
     def responses(self) -> tuple[str, ...]:
@@ -47,7 +48,7 @@ class PreferencePair:
 
 @dataclass(frozen=True, slots=True)
 class InstructionExample:
-    id: Annotated[bytes, Length(1, 32)]  # line of a file as u64, big-endian
+    id: Annotated[bytes, Length(1, 32)]  # line number in a file as u64, big-endian
     prompt: Text
     response: Text
 
@@ -64,7 +65,7 @@ R = TypeVar("R", bound=PromptRecord)
 
 
 def encode_records(records: Iterable[PromptRecord]) -> Iterator[bytes]:
-    """Yield the bytes of a set in pieces. The ids of the records must ascend."""
+    """Yield the encoded records of a set, each with its length. The ids of the records must ascend."""
     for record in records:
         data = codec.encode(record)
         yield len(data).to_bytes(LENGTH_BYTES, "big") + data
@@ -145,7 +146,7 @@ def checked_text(where: str, row: dict[str, Any], field: str) -> str:
 
 
 def _permille(where: str, p: Any) -> int:
-    if not isinstance(p, int | float) or isinstance(p, bool) or not 0 <= p <= 1:  # NaN fails the comparison
+    if not isinstance(p, int | float) or isinstance(p, bool) or not 0 <= p <= 1:  # excludes NaN
         raise UserError(f"{where}: p must be a number in 0..1, not {json.dumps(p)[:64]}")
     return round(PERMILLE * p)
 
@@ -154,7 +155,10 @@ def _permille(where: str, p: Any) -> int:
 
 
 def is_held_out(prompt: str, permille: int = HELD_OUT_PERMILLE) -> bool:
-    """Return True if a hash of the prompt selects it. So all responses to one prompt are on the same side, in every set."""
+    """Return True if a hash of the prompt selects it for measurements.
+
+    So, in every set, all records with one prompt are on the same side of the split.
+    """
     digest = hashlib.sha256(b"folkmoot/held-out/1" + prompt.encode()).digest()
     return int.from_bytes(digest[:8], "big") % PERMILLE < permille
 
@@ -162,7 +166,7 @@ def is_held_out(prompt: str, permille: int = HELD_OUT_PERMILLE) -> bool:
 def split_held_out(records: Sequence[R], permille: int = HELD_OUT_PERMILLE) -> tuple[list[R], list[R]]:
     """Split a set into training records and held-out records. Raises `UserError` if no training record is left.
 
-    The split is by prompt. If one side would be empty, because there are few prompts, the split is by record.
+    The split is by prompt. If one part would be empty, because there are few prompts, the split is by record.
     """
     sides = [is_held_out(record.prompt, permille) for record in records]
     if 0 < permille < PERMILLE and len(set(sides)) == 1:
@@ -178,14 +182,14 @@ def split_held_out(records: Sequence[R], permille: int = HELD_OUT_PERMILLE) -> t
 
 
 def _held_out_alone(records: Sequence[R], permille: int) -> list[bool]:
-    """Return for each record whether it is held out, by a hash of its texts. No record of a small set is held out."""
+    """Return for each record whether it is held out, by a hash of the record's texts. In a small set, no record is held out."""
     texts = (("folkmoot/held-out/2", record.prompt, *record.responses) for record in records)
     keys = [hashlib.sha256(codec.encode(text)).digest() for text in texts]
-    distinct = sorted(set(keys))  # equal records stay on one side
+    distinct = sorted(set(keys))  # Equal records are in the same part.
     held_out = set(distinct[: len(distinct) * permille // PERMILLE])
     return [key in held_out for key in keys]
 
 
 def rounds_for_epochs(epochs: int, pairs: int, *, trainers: int, steps: int, batch: int) -> int:
-    """Return the number of rounds in which `trainers` trainers together draw `epochs` · `pairs` pairs."""
+    """Return the number of rounds in which `trainers` trainers together draw at least `epochs` · `pairs` pairs."""
     return math.ceil(Fraction(epochs * pairs, trainers * steps * batch))

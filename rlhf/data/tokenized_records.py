@@ -1,4 +1,7 @@
-"""Sets of prompts and responses as token ids, the draw of records for a step, and the arrays of a batch. numpy only."""
+"""Sets of prompts and responses as token ids, the draw of records for a training step, and the arrays of a batch.
+
+Uses only numpy.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +33,19 @@ from training.data.token_sequences import TokenArray, TokenizedText
 from training.data.tokenizer import Tokenizer
 from training.job_spec import JobSpec
 
-PAIRS_A_BEAT: Final = 256  # pairs tokenized between two heartbeats: some milliseconds
+PAIRS_A_BEAT: Final = 256  # pairs tokenized between two heartbeats of the worker: some milliseconds
 T = TypeVar("T", bound=TokenizedText)
 
 
 @dataclass(frozen=True, slots=True)
 class PairSplit:
-    """Positions of the texts of records in an array of tokens. A text is a prompt followed by one response.
+    """The positions of records' texts in an array of tokens. A text is a prompt followed by one response.
 
-    Text 2i is the prompt of pair i with the first response, text 2i + 1 with the second.
+    Text 2i is the prompt of pair i with the first response. Text 2i + 1 is the prompt with the second response.
     """
 
-    starts: npt.NDArray[np.int64]  # (texts + 1,): start of each text, then the end of the last one
-    p: npt.NDArray[np.float32]  # (records,): probability that the first response is better; 1 for examples
+    starts: npt.NDArray[np.int64]  # (texts + 1,): start of each text, and last the end of the last text
+    p: npt.NDArray[np.float32]  # (records,): probability that the first response is better; 1 for instruction examples
 
     def __len__(self) -> int:
         """Return the number of records."""
@@ -51,18 +54,21 @@ class PairSplit:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPairs(TokenizedText):
-    """Tokenized pairs. `train` and `held_out` are concatenated texts. In `train`, the distinct prompts follow the texts."""
+    """Tokenized pairs.
+
+    The arrays `train` and `held_out` are concatenated texts. In `train`, the distinct prompts follow the texts.
+    """
 
     train_split: PairSplit
     held_out_split: PairSplit
-    prompts: npt.NDArray[np.int64]  # (M + 1,): start of each prompt in `train`, then the end of the last one
+    prompts: npt.NDArray[np.int64]  # (prompts + 1,): start of each prompt in `train`, and last the end of the last prompt
     statistics: PreferenceSetStatistics
 
 
 def preference_set_manifest(
     records: Iterable[PromptRecord], tokens: bytes | None = None, keep: Callable[[bytes], object] = lambda blob: None
 ) -> DataManifest:
-    """Return the manifest of a set. `keep` receives each shard, and then the encoded manifest."""
+    """Return the manifest of a set. `keep` is called with each shard, and then with the encoded manifest."""
     manifest = replace(split_into_shards(encode_records(records), keep), tokens=tokens)
     keep(manifest.encode())
     return manifest
@@ -90,14 +96,17 @@ def tokenize_pairs(
 
 
 def prompt_texts(pairs: Iterable[PreferencePair]) -> list[str]:
-    """Return the distinct prompts of pairs. The empty prompt is left out, because a model needs a first token."""
+    """Return the distinct prompts of pairs. The empty prompt is left out, because a model needs a token to start from."""
     return list(dict.fromkeys(pair.prompt for pair in pairs if pair.prompt))
 
 
 def tokenize_all(
     spec: JobSpec, pairs: Sequence[PreferencePair], tokenizer: Tokenizer, on_block: Callable[[], None] = lambda: None
 ) -> tuple[TokenArray, PairSplit]:
-    """Tokenize pairs, without a split. Raises `UserError` for the first pair that is longer than the context."""
+    """Tokenize pairs, without splitting off held-out ones.
+
+    Raises `UserError` for the first pair that is longer than the model's context.
+    """
     texts: list[TokenArray] = []
     for number, pair in enumerate(pairs):
         both = [tokenizer.encode((pair.prompt + response).encode()) for response in (pair.first, pair.second)]
@@ -114,7 +123,7 @@ def tokenize_all(
 
 
 def record_label(record: PromptRecord) -> str:
-    """Name a record for people, by its line in a file or by its task."""
+    """Return the name of a record for messages: its line in a file, or its task."""
     return f"line {int.from_bytes(record.id, 'big')}" if len(record.id) == 8 else f"task {record.id.hex()[:16]}"
 
 
@@ -133,9 +142,9 @@ def pair_batch(tokens: TokenArray, side: PairSplit, numbers: npt.NDArray[np.int6
 
 @dataclass(frozen=True, slots=True)
 class ResponseSplit(PairSplit):
-    """A `PairSplit` for pairs or single responses, with the starts of responses and their log-probabilities."""
+    """A `PairSplit` of pairs or of single responses, with the start and the log-probability of each response."""
 
-    responses: npt.NDArray[np.int64]  # (texts,): start of the response of each text
+    responses: npt.NDArray[np.int64]  # (texts,): start of the response in each text
     reference: npt.NDArray[np.float32]  # (texts,): log-probability of the response under the reference; NaN: not computed yet
 
     @property
@@ -146,17 +155,20 @@ class ResponseSplit(PairSplit):
 
 @dataclass(frozen=True, slots=True)
 class TokenizedResponses(TokenizedText):
-    """Tokenized prompts with responses. `train` and `held_out` are concatenated texts."""
+    """Tokenized prompts with responses. The arrays `train` and `held_out` are concatenated texts."""
 
     train_split: ResponseSplit
     held_out_split: ResponseSplit
-    statistics: PreferenceSetStatistics | None  # None: a set without pairs
+    statistics: PreferenceSetStatistics | None  # None: the set has no pairs
 
 
 def tokenize_responses(
     spec: JobSpec, records: Sequence[R], tokenizer: Tokenizer, on_block: Callable[[], None] = lambda: None
 ) -> TokenizedResponses:
-    """Tokenize and split a set. Raises `UserError` for the first record with an empty prompt or longer than the context."""
+    """Split a set and tokenize it.
+
+    Raises `UserError` for the first record whose prompt is empty or that is longer than the context.
+    """
     train, held_out = split_held_out(records, spec.held_out_permille)
     (trained, of_train), (measured, of_held_out) = (_whole(spec, side, tokenizer, on_block) for side in (train, held_out))
     pairs = [[record for record in side if isinstance(record, PreferencePair)] for side in (train, held_out)]
@@ -168,7 +180,7 @@ def _whole(
     spec: JobSpec, records: Sequence[R], tokenizer: Tokenizer, on_block: Callable[[], None]
 ) -> tuple[TokenArray, ResponseSplit]:
     texts: list[TokenArray] = []
-    begins: list[int] = []  # start of each response in its text
+    begins: list[int] = []  # position of each response in its text
     for number, record in enumerate(records):
         prompt = tokenizer.encode(record.prompt.encode())
         if not len(prompt):
@@ -193,12 +205,15 @@ def _whole(
 
 
 def append_stop_token(response: TokenArray, stop: int | None) -> TokenArray:
-    """Append the stop token, unless the response ends with it."""
+    """Return the response with the stop token at its end."""
     return response if stop is None or response[-1] == stop else np.append(response, np.uint16(stop))
 
 
 def response_batch(tokens: TokenArray, side: ResponseSplit, texts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], ...]:
-    """Return inputs, next tokens, and the mask of response tokens among these, each (B, S), for B texts. Padded at the end."""
+    """Return inputs, next tokens, and the mask of the next tokens that belong to the response.
+
+    Each has the shape (B, S) for B texts, padded at the end.
+    """
     starts, ends = side.starts[texts], side.starts[texts + 1]
     shape = (len(texts), int((ends - starts).max()) - 1)
     x, y, mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.bool_)
@@ -209,7 +224,7 @@ def response_batch(tokens: TokenArray, side: ResponseSplit, texts: npt.NDArray[n
 
 
 def dpo_batch(data: TokenizedResponses, drawn: npt.NDArray[np.int64], *, is_held_out: bool) -> tuple[npt.NDArray[Any], ...]:
-    """Return the arrays of `response_batch` (N, 2, S), reference log-probabilities (N, 2) and p (N,) for N pairs."""
+    """Return, for N pairs, the arrays of `response_batch` (N, 2, S), reference log-probabilities (N, 2) and p (N,)."""
     tokens, side = (data.held_out, data.held_out_split) if is_held_out else (data.train, data.train_split)
     texts = text_numbers(drawn)
     shaped = (array.reshape(len(drawn), 2, -1) for array in response_batch(tokens, side, texts))
@@ -224,20 +239,23 @@ def text_numbers(pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 def draw_pairs(job: bytes, round: int, trainer: bytes, step: int, *, count: int, pairs: int, seed: int) -> npt.NDArray[np.int64]:
     """Draw the `count` pairs of one step, as numbers in 0 .. pairs − 1, by a hash that everybody can verify.
 
-    A pair may be drawn twice, like a window of a text (`training.data.token_sequences.batch_offsets`).
+    A pair may be drawn twice in a step, like a window of a text (`training.data.token_sequences.batch_offsets`).
     """
     draw = hashlib.sha256(b"folkmoot/pairs/1" + job + trainer)
     draw.update(b"".join(number.to_bytes(8, "big") for number in (round, step, seed)))
     key = draw.digest()
     drawn = (hashlib.sha256(key + index.to_bytes(4, "big")).digest() for index in range(count))
-    # 64 drawn bits over at most 2^20 pairs: the modulo bias is below 2^-44
+    # The modulo of 64 drawn bits by at most 2^20 pairs has a bias below 2^-44.
     return np.array([int.from_bytes(digest[:8], "big") % pairs for digest in drawn], dtype=np.int64)
 
 
 def draw_pairs_by_epoch(
     job: bytes, round: int, trainer: bytes, step: int, *, steps: int, count: int, pairs: int, seed: int
 ) -> npt.NDArray[np.int64]:
-    """Draw pairs without repetition: each pass of a trainer over the pairs has its own order. `steps` are steps per round."""
+    """Draw the `count` pairs of one step without repetition: each pass of a trainer over the pairs has its own order.
+
+    `steps` is the number of steps per round.
+    """
     first = (round * steps + step) * count
     places = np.arange(first, first + count, dtype=np.int64)
     passes: npt.NDArray[np.int64] = places // pairs
@@ -262,9 +280,9 @@ def _open_set(
     tokenized: bool = False,
     named: bytes | None = None,
 ) -> T:
-    """Open a set and tokenize it for a job, as `training.corpus.open_tokens` does with a text.
+    """Return a stored set, tokenized for a job. `training.corpus.open_tokens` does the same with a text.
 
-    Raises `UserError` for records that the job cannot use, or for tokens other than `named`.
+    Raises `UserError` for records that the job cannot use, or for tokens with another digest than `named`.
     """
     if tokenized:
         raise UserError(f"{path} contains tokens, but this job learns from prompts and responses")
