@@ -1,5 +1,4 @@
-"""Dialing of the addresses in the address book. Each entry of the book has a task. The task waits while the entry's peer is
-linked.
+"""Dialing of the addresses in the address book. Each entry has a task, which waits while the entry's peer is linked.
 
 Host names are resolved in separate threads, because a peer that spreads a name may control its name server, which may never
 answer. A resolving thread ends only when the system's resolver gives up, even if the dial timed out long before. A few dozen

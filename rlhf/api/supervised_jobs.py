@@ -139,10 +139,9 @@ def attach_set(
 def parse_objective_overrides(
     overrides: dict[str, str], terms: type, apart: frozenset[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Parse overrides.
+    """Parse overrides into a pair: settings of the objective, and fields of the job.
 
-    Return settings of the objective, and fields of the job. Fields in `apart` cannot be overridden. Raises `UserError` for an
-    invalid override.
+    Settings in `apart` cannot be overridden. Raises `UserError` for an invalid override.
     """
     kinds = typing.get_type_hints(terms)
     names = {field.name for field in dataclasses.fields(terms)} - apart

@@ -252,9 +252,9 @@ def build_toy_spec(reward: str, rounds: int, name: str, overrides: dict[str, str
 
 
 def parse_ppo_overrides(overrides: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Parse overrides of a policy.
+    """Parse overrides of a policy into a pair: settings of the objective, and fields of the job.
 
-    Return settings of the objective, and fields of the job. Raises `UserError` for an invalid override.
+    Raises `UserError` for an invalid override.
     """
     return parse_objective_overrides(overrides, PpoSettings, FIELDS_NOT_SET_BY_NAME)
 

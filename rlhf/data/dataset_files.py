@@ -70,10 +70,10 @@ def read_records(
     make: Callable[[int, dict[str, Any]], T | None],
     misfits: InvalidLines,
 ) -> list[T]:
-    """Return a record for each line. `make` builds it from the line's number and fields, or returns None for an unwanted line.
-    `what` is the noun for a record in messages.
+    """Return the records that `make` builds from the number and the fields of each line.
 
-    Raises `UserError` for invalid lines, unless `misfits` skips them, and for a file without a record.
+    For an unwanted line, `make` returns None. `what` is the noun for a record in messages. Raises `UserError` for invalid lines,
+    unless `misfits` skips them, and for a file without a record.
     """
     made: list[T] = []
     for number, line in _lines(name, stream, lines_max):
@@ -164,7 +164,7 @@ def _parsed(where: str, line: Any, example: str) -> dict[str, Any]:
 
 # Forms ------------------------------------------------------------------------------------------------------------------
 
-# Texts of messages by role. The default template of `peer chat --template` has the same form: 'User: {}\nAssistant: '.
+# Texts of messages by role. `peer chat --template` gives a prompt of the same form with 'User: {}\nAssistant: '.
 FORMS: Final = {"system": "{}\n", "user": "User: {}\nAssistant: ", "assistant": "{}\n"}
 ANSWER: Final = "assistant"  # role whose messages are responses
 ANSWERS: Final = ("chosen", "rejected", "response")
@@ -205,7 +205,7 @@ def is_positive_example(where: str, row: dict[str, Any]) -> bool:
 def to_plain_texts(where: str, row: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a line with plain texts in `prompt` and `response`, or in `prompt`, `chosen` and `rejected`.
 
-    Of messages, the last one becomes the response, and those before it become the prompt, instead of any `prompt` that is a text.
+    If the line has messages, the last one becomes the response, and the messages before it replace a `prompt` that is a text.
     Raises `UserError` for messages with tools or with contents that are no text.
     """
     row = dict(row)

@@ -1,8 +1,7 @@
-"""Statistics of a preference set: odd pairs, and the accuracy of a word-count model. Uses only numpy. No vote depends on the
-statistics.
+"""Statistics of a preference set: odd pairs, and the accuracy of a word-count model. Uses only numpy.
 
 The word-count model is a baseline for reward models: a Bradley–Terry model over hashed counts of words, and of word bigrams if
-bigrams make it more accurate. It ignores the prompt, and the order of words beyond bigrams.
+bigrams make it more accurate. It ignores the prompt, and the order of words beyond bigrams. No vote depends on the statistics.
 """
 
 from __future__ import annotations

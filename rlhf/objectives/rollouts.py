@@ -1,7 +1,7 @@
-"""Rollouts of one trainer in one round: prompts, responses, their encoding and their statistics. numpy only.
+"""Rollouts of one trainer in one round: prompts, responses, their encoding and their statistics. Uses only numpy.
 
-Token t of response i is the argmax of logit_v + g_v over all tokens v. This samples softmax(logits) with the Gumbel noise
-g_v = −ln(−ln u_v) (Gumbel 1954; Maddison et al. 2014). No trainer can choose u, a hash of (job, round, trainer, i, t).
+Token t of response i is the argmax of logit_v + g_v over all tokens v. This samples softmax(logits) with the Gumbel noise g_v =
+−ln(−ln u_v) (Gumbel 1954; Maddison et al. 2014). No trainer can choose u, a hash of (job, round, trainer, i, t).
 
 The blob has one canonical form. All numbers are unsigned, 16 bits, little-endian:
 
@@ -29,12 +29,12 @@ from training import random_stream
 from training.data.token_sequences import TokenArray
 
 TokenIds = npt.NDArray[np.int64]
-NOISE_BYTES: Final = 4  # x of one u = (x + ½) / 2³², which keeps both logarithms finite
-_PLACE = struct.Struct(">III")  # round, response, token
+NOISE_BYTES: Final = 4  # bytes of the integer x from which u = (x + ½) / 2³² is computed, so that both logarithms are finite
+_PLACE = struct.Struct(">III")  # encoding of (round, response, token)
 
 
 class RolloutId(NamedTuple):
-    """Job, round and trainer of rollouts."""
+    """The origin of rollouts: job, round and trainer."""
 
     job: bytes
     round: int
@@ -42,11 +42,11 @@ class RolloutId(NamedTuple):
 
 
 def gumbel_noise(place: RolloutId, tokens: Iterable[tuple[int, int]], vocabulary: int) -> npt.NDArray[np.float32]:
-    """Return the noise (tokens, vocabulary) of tokens, each given as (response, position)."""
+    """Return the noise, of the shape (tokens, vocabulary), for tokens that are given as (response, position)."""
     drawn = b"".join(noise_bytes(place, response, token, NOISE_BYTES * vocabulary) for response, token in tokens)
     noise = np.frombuffer(drawn, dtype="<u4").reshape(-1, vocabulary) + 0.5
     noise /= 2.0**32
-    for _ in range(2):  # in place, since allocations would take most of the time
+    for _ in range(2):  # The loop works in place, since allocations would take most of the time.
         np.negative(np.log(noise, out=noise), out=noise)
     return noise.astype(np.float32)
 
@@ -58,7 +58,7 @@ def noise_bytes(place: RolloutId, response: int, token: int, length: int) -> byt
 
 
 def prompt_numbers(place: RolloutId, draw: int, responses: int, prompts: int) -> TokenIds:
-    """Return the number of the prompt, in 0 .. prompts − 1, of each response in a draw."""
+    """Return, for each response, the number of its prompt in 0 .. prompts − 1. `draw` is the number of the attempt."""
     drawn = np.frombuffer(random_stream.random_bytes(8 * responses, "rollout-prompts", *place, draw), dtype="<u8")
     return (drawn % np.uint64(prompts)).astype(np.int64)
 
@@ -76,7 +76,7 @@ def encode_rollouts(responses: Sequence[Sequence[int]]) -> bytes:
 
 
 def decode_rollouts(blob: bytes, bounds: RolloutLimits) -> list[TokenIds]:
-    """Decode a blob. Raises `RemoteProtocolError` unless it is canonical and within the limits of the job."""
+    """Return the responses in a blob. Raises `RemoteProtocolError` unless it is canonical and within the limits of the job."""
     if len(blob) % TOKEN_BYTES or len(blob) > bounds.bytes_max:
         raise _no_rollouts(f"{len(blob)} bytes")
     numbers = np.frombuffer(blob, dtype="<u2").astype(np.int64)
@@ -95,12 +95,12 @@ def decode_rollouts(blob: bytes, bounds: RolloutLimits) -> list[TokenIds]:
 
 
 def is_finished(response: TokenIds, stop: int | None) -> bool:
-    """Return True if a response ends with the stop token, or if there is none."""
+    """Return True if a response ends with the stop token, or if the job has no stop token."""
     return stop is None or int(response[-1]) == stop
 
 
 def read_rollouts(path: Path, bounds: RolloutLimits) -> list[TokenIds]:
-    """Decode a file like `decode_rollouts`. An oversized file is not read into memory."""
+    """Return the responses in a file, as `decode_rollouts` does. Only the beginning of an oversized file is read into memory."""
     with path.open("rb") as file:
         return decode_rollouts(file.read(bounds.bytes_max + 1), bounds)
 
@@ -111,13 +111,13 @@ def _no_rollouts(detail: str) -> RemoteProtocolError:
 
 # Prompts ----------------------------------------------------------------------------------------------------------------
 
-DRAWS_MAX: Final = 16  # draws per response: all fail only if nearly every prompt is blocked
+DRAWS_MAX: Final = 16  # most draws per response: all of them fail only if nearly every prompt is blocked
 NO_PROMPT: Final = np.zeros(1, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class TextWindows:
-    """Prompts that are windows of a text. Window i has `length` tokens from token i on."""
+    """A source of prompts: the windows of a text. Window i has `length` tokens, from token i on."""
 
     text: TokenArray
     length: int
@@ -131,7 +131,10 @@ class TextWindows:
 
 @dataclass(frozen=True, slots=True)
 class PreferenceSetPrompts:
-    """Distinct prompts of the training pairs. `draw_prompts` uses the last `length` tokens of longer ones."""
+    """A source of prompts: the distinct prompts of the training pairs.
+
+    `draw_prompts` uses the last `length` tokens of longer prompts.
+    """
 
     pairs: TokenizedPairs
     length: int
@@ -152,7 +155,8 @@ def draw_prompts(
 ) -> list[TokenIds]:
     """Draw the prompts of `count` responses by a hash, which everybody can verify.
 
-    A prompt is drawn again if it is blocked, whole or truncated. After `DRAWS_MAX` draws the prompt is token 0.
+    A prompt is drawn again if `blocks` is true for the whole prompt or for its used part. After `DRAWS_MAX` draws the prompt is
+    token 0.
     """
     found: dict[int, TokenIds] = {}
     for draw in range(DRAWS_MAX if len(source) else 0):
@@ -170,12 +174,13 @@ def draw_prompts(
 
 # Statistics -------------------------------------------------------------------------------------------------------------
 
-SCORE_VARIANCE: Final = 1e-4  # added: scores that differ by 1e-4 then give the same correlation within 0.01
+# Added to the variance of scores: a change of scores by 1e-4 then changes the correlation by less than 0.01.
+SCORE_VARIANCE: Final = 1e-4
 Floats = npt.NDArray[np.float64]
 
 
 def distinct_2(responses: Sequence[npt.NDArray[np.int64]], vocabulary: int) -> int:
-    """Return distinct-2 in millionths, rounded down, or `MILLIONTHS` if no response has two tokens."""
+    """Return distinct-2 in millionths, rounded down, or `MILLIONTHS` if each response has only one token."""
     pairs = np.concatenate([response[:-1] * vocabulary + response[1:] for response in responses])
     return MILLIONTHS * len(np.unique(pairs)) // len(pairs) if len(pairs) else MILLIONTHS
 
@@ -185,4 +190,4 @@ def length_score_correlation(lengths: Floats, scores: Floats) -> int:
     lengths, scores = lengths - lengths.mean(), scores - scores.mean()
     spread = np.sqrt(np.square(lengths).mean() * (np.square(scores).mean() + SCORE_VARIANCE))
     found = in_millionths(float((lengths * scores).mean() / spread)) if spread else 0
-    return max(-MILLIONTHS, min(MILLIONTHS, found))  # `in_millionths` returns FIGURE_MAX for NaN
+    return max(-MILLIONTHS, min(MILLIONTHS, found))  # NaN becomes FIGURE_MAX in `in_millionths`

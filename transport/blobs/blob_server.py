@@ -274,8 +274,9 @@ class BlobServer:
             self._offer(self._serving.expire_slots(trio.current_time()))
 
     def on_get_blob(self, peer: bytes, request: GetBlob) -> None:
-        """Answer a request for a chunk. A request beyond the blob's end gets no answer, since the other peer may not know the
-        size.
+        """Answer a request for a chunk.
+
+        A request beyond the blob's end gets no answer, since the other peer may not know the blob's size.
         """
         size = self._blobs.piece_size(request.digest)
         if size is not None and request.offset >= size > 0:
@@ -315,8 +316,9 @@ class BlobServer:
     # Internals -------------------------------------------------------------------------------------------------------
 
     def _must_wait(self, peer: bytes, digest: bytes, size: int | None) -> bool:
-        """Return whether a request must wait, and if so name other holders. Audit data never waits, because auditors have
-        deadlines.
+        """Return whether a request must wait, and if so name other holders.
+
+        Audit data never waits, because auditors have deadlines.
         """
         is_coming = size is None and self._comes(digest)
         if not (is_coming or (size or 0) >= QUEUED_BYTES_MIN) or self._blobs.is_audit_data(digest):

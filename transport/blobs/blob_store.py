@@ -53,8 +53,9 @@ class BlobStore(Protocol):
         """Return whether this part of an object is missing."""
 
     def complete_object(self, digest: bytes) -> None:
-        """Store an object that has all its parts. If the object was deleted, mark all its parts as missing again. May run in a
-        worker thread.
+        """Store an object that has all its parts.
+
+        If the object was deleted, mark all its parts as missing again. May run in a worker thread.
         """
 
     def sweep_partial(self, wanted: Collection[bytes]) -> None:

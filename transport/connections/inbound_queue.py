@@ -60,11 +60,11 @@ class _PeerQueue:
 
 
 class InboundQueue:
-    """The queue of a network's events. For each link they are `PeerConnected`, any number of `DataReceived`, then
-    `PeerDisconnected`.
+    """The queue of a network's events.
 
-    `strangers_wait` returns the seconds until messages of strangers may be delivered again. The receiver calls `finish_message`
-    after each message of a stranger.
+    The events of each link are `PeerConnected`, any number of `DataReceived`, then `PeerDisconnected`. `strangers_wait` returns
+    the seconds until messages of strangers may be delivered again. The receiver calls `finish_message` after each message of a
+    stranger.
     """
 
     def __init__(self, strangers_wait: Callable[[], float]) -> None:

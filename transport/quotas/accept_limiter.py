@@ -149,10 +149,9 @@ class HalfOpenTable:
 
     @contextlib.contextmanager
     def hold_slot(self, host: str, spared: Collection[str]) -> Iterator[HalfOpenSlot]:
-        """Occupy a slot until the `with` block ends or `release_slot` is called.¶Raises `RemoteProtocolError` if a newer
-        connection has evicted this one.
+        """Occupy a slot until the `with` block ends or `release_slot` is called.
 
-        Hosts in `spared` are evicted last.
+        Raises `RemoteProtocolError` if a newer connection has evicted this one. Hosts in `spared` are evicted last.
         """
         hosts = Counter(place.host for place in self._places)
         if hosts[host] >= HALF_OPEN_PER_HOST_MAX:
