@@ -196,7 +196,7 @@ async def _start(asked: CommandContext[RlhfRpc]) -> None:
     options = asked.options
     if options.what:
         raise UserError(f"rlhf start: unexpected argument {options.what!r}")
-    if not (options.reward or (options.base and (options.preferences or options.project))):  # A rule may work without a base.
+    if not (options.reward or (options.base and (options.preferences or options.project))):  # a rule may work without a base
         what = "--reward rule:NAME, --project PROJECT or --preferences FILE"
         raise UserError(f"rlhf start: missing options: give --base JOB, a finished job from `jobs`, and {what}")
     said = parse_set_options(options.set)

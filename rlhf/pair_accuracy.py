@@ -54,7 +54,7 @@ class PairAccuracy:
 
     @property
     def is_better_than_chance(self) -> bool:
-        """True if the whole interval lies above 1/2. The arithmetic is exact, so all peers get the same result."""
+        """True if the interval lies above 1/2. The arithmetic is exact, so all peers get the same result."""
         return self.halves > self.pairs and (self.halves - self.pairs) ** 2 > Z * Z * self.pairs
 
     def __str__(self) -> str:

@@ -37,7 +37,7 @@ async def derive_pairs(
     goes_on: Callable[[], bool] = lambda: True,
     threads: trio.CapacityLimiter | None = None,
 ) -> list[PreferencePair]:
-    """Fetch the pages of a project, and return the `decided_pairs` of the ledger's current state.
+    """Fetch the pages of a project and return `decided_pairs` of the current state.
 
     The fetch uses no thread. Raises `NoLongerNeeded` when `goes_on` returns False.
     """

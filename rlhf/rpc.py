@@ -11,7 +11,7 @@ FINISHED, MEASURING = "finished", "measuring"
 
 @dataclass(frozen=True, slots=True)
 class PreferencesView:
-    """The origin of a job's preferences."""
+    """Origin of the preferences of a job."""
 
     set: str
     decided_by_annotators: bool  # a quorum of the voters has derived them from the project
@@ -83,7 +83,7 @@ class PolicyMetricsView:
 
 @dataclass(frozen=True, slots=True)
 class CompareView:
-    """The responses of a policy and of its reference to one prompt."""
+    """Responses of the policy and of its reference to one prompt."""
 
     job: str
     round: int
@@ -98,7 +98,7 @@ class PairDrawView:
     round: int
     trainer: str
     step: int
-    accepted: bool  # True if the trainer's proposal was accepted
+    accepted: bool  # whether the trainer's proposal was accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class PairTraceView:
     set: str  # digest of the newest set that has this pair
     held_out: bool  # The pair only measures models, and no model is trained on it.
     draws: tuple[PairDrawView, ...]
-    unknown_rounds: int = 0  # rounds of which this peer has no record, such as those before its snapshot
+    unknown_rounds: int = 0  # rounds without a record at this peer, such as those before its snapshot
 
 
 class RlhfRpc(Protocol):

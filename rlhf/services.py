@@ -46,7 +46,7 @@ class RlhfService:
 
     def __init__(self, desk: ServiceContext) -> None:
         self._desk = desk
-        self._begun: set[bytes] = set()  # keys of begun work: ids of plans or jobs, or digests of blobs
+        self._begun: set[bytes] = set()  # ids of plans or jobs, or digests of blobs
 
     async def run(self) -> None:
         self._begun.clear()  # The last run may have ended by an error before its work was done.
@@ -142,7 +142,7 @@ class PreferenceDatasetBuilder(RlhfService):
             await trio.to_thread.run_sync(self._delete, key, used)
 
     def _delete(self, key: bytes, used: set[bytes]) -> None:
-        """Delete a set, except shards that `used` sets contain. Sets that differ only in their tokenizer share their shards."""
+        """Delete a set, but keep shards of used sets: sets that only differ in their tokenizer share their shards."""
         from training.corpus import DataManifest, read_manifest, text_path
 
         manifests: dict[bytes, DataManifest] = {}

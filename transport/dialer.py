@@ -116,10 +116,7 @@ class Dialer:
             entry.retry_now = trio.Event()
 
     async def _dial(self, entry: AddressEntry) -> float:
-        """Dial the address of an entry, and serve the connection to its end.
-
-        Return the connection's seconds, or 0 if the dial failed.
-        """
+        """Dial an entry, serve the connection to its end, and return its duration in seconds, or 0 if the dial failed."""
         if entry.peer is not None and not self._may_link(entry.peer):
             entry.end_attempt("this peer refuses its key, which was expelled or violated the protocol")
             return 0.0
@@ -141,7 +138,7 @@ class Dialer:
 
 
 def describe_dial_error(error: OSError | ValueError) -> str:
-    """Return a short reason of a failed dial. Trio tries all addresses of a name, and chains their errors to its own error."""
+    """Describe briefly why a dial failed. Trio tries all addresses of a name and chains their errors to its own."""
     causes = error.__cause__.exceptions if isinstance(error.__cause__, BaseExceptionGroup) else [error.__cause__ or error]
     if isinstance(error, (socket.gaierror, ValueError)):
         return "unknown host name"

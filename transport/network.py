@@ -1,4 +1,4 @@
-"""Events and traffic figures of a network, for the other parts of a peer."""
+"""Events and traffic figures of a network, for the rest of a peer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DataReceived:
 class DuplicateIdentity:
     """The event that another process has proven that it has this peer's key."""
 
-    address: str  # address at which the other process answers, or from which it connected
+    address: str  # address at which the process answers, or from which it connected
 
 
 NetworkEvent = PeerConnected | PeerDisconnected | DataReceived | DuplicateIdentity
@@ -49,7 +49,7 @@ class Traffic:
 
     sent: ByPriority
     received: ByPriority
-    blobs_sent: int  # bytes of blobs, included in `sent[BULK]`
+    blobs_sent: int  # bytes of blobs, a part of `sent[BULK]`
     blobs_received: int
     audit_bytes_sent: int  # bytes of blobs that only auditors need, included in `blobs_sent`
     audit_bytes_received: int

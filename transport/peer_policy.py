@@ -11,8 +11,8 @@ from protocol.messages import GuestInvitation
 class PeerClass(enum.IntEnum):
     """Classes of peers in the order in which their links are evicted, strangers first."""
 
-    STRANGER = 0  # key that knows the chain id and has no invitation; a new key costs nothing
-    GUEST = 1  # key with an unused invitation of a voter; voters limit the number of invitations
+    STRANGER = 0  # any key that knows the chain id; a new key costs nothing
+    GUEST = 1  # a key with an open invitation of a voter, which bounds the number of guests
     MEMBER = 2
     VOTER = 3
 
@@ -33,7 +33,7 @@ class PeerPolicy(ABC):
 
     @abstractmethod
     def admit_guest(self, peer: bytes, shown: GuestInvitation) -> None:
-        """Record an invitation that a peer has presented. Raises `RemoteProtocolError` if it is invalid."""
+        """Record an invitation that a peer has shown. Raises `RemoteProtocolError` if it is invalid."""
 
     @abstractmethod
     def own_invitation(self) -> GuestInvitation | None:

@@ -1,4 +1,4 @@
-"""Links with a Noise session of their own, over a TCP connection or a circuit, and options of TCP sockets."""
+"""Links with their own Noise session, over a TCP connection or a circuit, and options of TCP sockets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CIRCUIT_PING_SECONDS = 1.0  # interval of pings: shorter than on a direct link, 
 
 
 class SessionLink(PeerLink):
-    half_open: HalfOpenSlot | None = None  # slot that this connection occupies until the link is attached
+    half_open: HalfOpenSlot | None = None  # slot that is occupied until the link is attached
 
     def __init__(self, peer: bytes, address: str, dialed: bool, session: NoiseSession, incarnation: bytes) -> None:
         super().__init__(peer, address, dialed, session.outbox, session.inbox)
@@ -43,7 +43,7 @@ class SessionLink(PeerLink):
         return self.meter.frame_bytes
 
     def probe(self) -> None:
-        """Ping the peer, which seems to have lost this link, and close the link if no answer comes within PROBE_SECONDS."""
+        """Ping the peer, which seems to have lost this link, and close the link if it stays silent for PROBE_SECONDS."""
         self.ping()
         self.idle_scope.deadline = min(self.idle_scope.deadline, trio.current_time() + PROBE_SECONDS)
 
@@ -78,7 +78,7 @@ class TcpLink(SessionLink):
 
 
 class RelayedLink(SessionLink):
-    address_scope = AddressScope.PUBLIC  # The host of the peer is unknown.
+    address_scope = AddressScope.PUBLIC  # The peer's host is unknown.
 
     def __init__(self, peer: bytes, stream: CircuitStream, session: CircuitSession, incarnation: bytes) -> None:
         super().__init__(peer, stream.carrier.address, False, session, incarnation)
@@ -98,7 +98,7 @@ class RelayedLink(SessionLink):
 
     @cached_property
     def _lanes(self) -> RelayWatchdog:
-        """The watchdog of this link's relay. It starts when it is first used."""
+        """The watchdog of this link's relay, which starts at its first use."""
         return RelayWatchdog(trio.current_time())
 
     def on_ping(self, ping: Ping) -> None:
@@ -128,7 +128,7 @@ def remote_address(stream: trio.SocketStream) -> str:
 
 
 def resolves_to_nearer_network(stream: trio.SocketStream, address: str) -> bool:
-    """Return whether a connection leads to a nearer network than its address, as if a public name had a private address."""
+    """Return whether a connection leads to a nearer network than its address, such as a public name of a private address."""
     try:
         return not scope_of(remote_address(stream)).includes(scope_of(address))
     except OSError:  # The socket is disconnected already.

@@ -1,4 +1,4 @@
-"""The TCP network: it dials, listens, keeps one connection to each peer, and sends messages over Noise sessions.
+"""The TCP network: it dials, listens, keeps one connection to each peer, and carries messages over Noise sessions.
 
 If two peers dial each other at once, the peer with the smaller key decides which connection stays. Each end confirms a connection
 after the handshake. The peer with the larger key confirms first. The peer with the smaller key answers on the connection that it
@@ -60,7 +60,7 @@ READ_BYTES = 256 << 10  # largest number of bytes per read: a few frames
 # Largest number of bytes per read from a stranger's link: at most a few hundred messages before another peer's turn.
 STRANGER_READ_BYTES = 16 << 10
 
-CIRCUIT_HANDSHAKE_SECONDS = 5.0  # timeout of a handshake over a relay, which a relay that forwards nothing would prolong
+CIRCUIT_HANDSHAKE_SECONDS = 5.0  # timeout of a handshake over a relay: the time lost if the relay forwards nothing
 CIRCUIT_IDLE_SECONDS = 8.0  # silence after which a circuit ends, if no circuit over another relay replaces it
 
 CONNECTIONS_MAX = LINKS_MAX + HALF_OPEN_MAX  # accepted connections at the same time
@@ -101,7 +101,7 @@ class Swarm(ConnectionManager):
         | `bootstrap` | addresses to dial, as for `connect` |
         | `remembered` | "peer id@host:port" of earlier links; `bootstrap` has precedence |
         | `advertise` | addresses to announce to other peers, if they differ from `listen` |
-        | `tell` | called with each line for a person |
+        | `tell` | called once with each item of news for a person |
         | `hosts` | hosts of this machine, which a wildcard in `listen` stands for |
         | `relay` | the mode of this peer as a relay between members |
         | `connections_max` | largest number of accepted connections, limited by the file descriptors of the process |
@@ -206,7 +206,7 @@ class Swarm(ConnectionManager):
     async def _accept(self, stream: trio.SocketStream) -> None:
         try:
             address = remote_address(stream)
-        except OSError:  # The connection has ended already.
+        except OSError:  # disconnected already
             await trio.aclose_forcefully(stream)
             return
         host = host_subnet(parse_address(address)[0])
@@ -242,7 +242,7 @@ class Swarm(ConnectionManager):
                 is_told = entry is not None and not entry.linked
                 self.count_refusal(error.reason)
                 count = self._refused[error.reason]
-                is_often = not dialed and count & (count - 1)  # Only refusals 1, 2, 4, 8 … are logged.
+                is_often = not dialed and count & (count - 1)  # Only refusals 1, 2, 4, 8 … are logged, against floods.
                 log.log(logging.DEBUG if is_told or is_often else logging.INFO, "%s: %s", address, error)
             if dialed:
                 self._book.record_end(address, describe_handshake_error(error))
@@ -282,11 +282,11 @@ class Swarm(ConnectionManager):
         deadline = trio.current_time() + HANDSHAKE_SECONDS
         if payer is not None:
             with trio.move_on_at(deadline):
-                await self._wait_for_handshake_turn(stream, payer, deadline)  # The turn comes before any computing.
+                await self._wait_for_handshake_turn(stream, payer, deadline)  # The turn comes before any computation.
         session = self._session(dialed, expected)
         established, early = await self._shake_hands(stream, session, deadline, payer)
         if established.peer == self.me:
-            if established.incarnation != self._static.public:  # Another process has this peer's key.
+            if established.incarnation != self._static.public:  # Another process has our key.
                 self.events.put(DuplicateIdentity(address))
             elif dialed:
                 self._book.record_own_address(address)
@@ -296,7 +296,7 @@ class Swarm(ConnectionManager):
         link = TcpLink(established.peer, address, dialed, session, established.incarnation, stream, half_open)
         link.local_host = stream.socket.getsockname()[0].partition("%")[0]
         link.remote = remote_address(stream)
-        link.cpu_account = payer or link.cpu_account  # The host's account pays until the link is attached.
+        link.cpu_account = payer or link.cpu_account  # The host pays until the link is attached.
         try:
             with link.scope:
                 await self._serve_link(link, session, stream, early, deadline)
@@ -355,7 +355,7 @@ class Swarm(ConnectionManager):
                 try:
                     events = await self._receive(stream, session, payer)
                 except RemoteProtocolError:
-                    await stream.send_all(session.data_to_send())  # The preamble tells a refused peer the reason.
+                    await stream.send_all(session.data_to_send())  # The preamble shows a refused peer the reason.
                     raise
                 await stream.send_all(session.data_to_send())
                 if events and isinstance(events[0], PeerAuthenticated):
@@ -385,7 +385,7 @@ class Swarm(ConnectionManager):
     async def _serve_link(
         self, link: SessionLink, session: NoiseSession, stream: Stream, early: list[Message], deadline: float
     ) -> None:
-        """Confirm a link, then read and write until the link ends."""
+        """Confirm a link, then read and write until it ends."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write, link, session, stream)
             try:
@@ -425,13 +425,14 @@ class Swarm(ConnectionManager):
         decides = self.me < link.peer
         if not decides:
             link.ping()
-            self._show_invitation(link)  # The invitation comes first, since later messages wait behind those of all strangers.
+            self._show_invitation(link)  # The invitation is first, since later messages wait behind those of all strangers.
         messages = early
         with trio.move_on_at(deadline):
             while not messages:
                 events = await self._receive(stream, session, link.cpu_account)
                 messages = [event for event in events if isinstance(event, Message)]
-                if link.inbox.held > UNREAD_BYTES_MAX[self._policy.classify(link.peer)]:  # not in an account yet
+                # The bytes are counted in the peer's memory account only after the link is attached.
+                if link.inbox.held > UNREAD_BYTES_MAX[self._policy.classify(link.peer)]:
                     raise RemoteProtocolError("oversized", "the first message of a link is too large")
         if not messages:
             raise RemoteProtocolError("handshake-timeout", "the peer did not confirm the handshake")
@@ -465,7 +466,7 @@ class Swarm(ConnectionManager):
     def _keeps_another(self, link: SessionLink) -> bool:
         old = self._links.get(link.peer)
         if not isinstance(old, SessionLink) or old.incarnation != link.incarnation:
-            return False  # The peer has no link, or a link to its earlier process.
+            return False  # The peer has no link, or one to its earlier process.
         if self.can_take_over(old, link):
             return False
         # A peer that opens another circuit has noticed that the old circuit fails. Noticing takes SILENT_SECONDS.
@@ -492,7 +493,7 @@ class Swarm(ConnectionManager):
             self._detours.on_unlinked(link)
         super().detach(link, reason)
         if isinstance(link, RelayedLink):
-            link.stream.switch_account(MemoryAccount())  # A detached link has an account without a limit.
+            link.stream.switch_account(MemoryAccount())  # The account has no limit, since there is no link to evict.
 
     def _on_link_message(self, link: PeerLink, message: Any) -> None:
         match message:
@@ -517,7 +518,7 @@ class Swarm(ConnectionManager):
                 data = await stream.receive_some(size)
             if link.idle_scope.cancelled_caught:
                 raise RemoteProtocolError("idle", f"no data for {idle_seconds:g} s")
-            link.failure_detector.record_arrival(trio.current_time())  # The data may wait for its quota after this.
+            link.failure_detector.record_arrival(trio.current_time())  # The data may then wait for its quota.
             await self.wait_for_cpu_quota(link, is_full=len(data) == size)
             messages = [event for event in self._decrypt(session, bytes(data), link.cpu_account) if isinstance(event, Message)]
             self.update_peer_class(link)
@@ -573,7 +574,7 @@ class Swarm(ConnectionManager):
 
     @property
     def external_address(self) -> str | None:
-        """The address that a router forwards to this peer. None: no router does."""
+        """The address that a router forwards to this peer, if any."""
         return self._own.external_address
 
     def set_external_address(self, address: str | None) -> None:
@@ -591,7 +592,7 @@ class Swarm(ConnectionManager):
         return self._discovery.reachability
 
     async def _dial_back(self, peer: bytes, address: str) -> bool:
-        """Dial a peer at an address, and return whether that peer answers. The connection ends after the handshake."""
+        """Dial a peer at an address, and return whether it answers. The connection ends with the handshake."""
         try:
             async with await self._dialer.open_stream(address) as stream:
                 session = self._session(True, peer)

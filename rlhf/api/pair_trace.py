@@ -125,7 +125,7 @@ def iter_pair_draws(
 
 
 def jobs_with_preferences(jobs: JobsState, store: LedgerStore) -> Iterator[TracedJob]:
-    """Yield the known jobs that learn from preferences, in the order of their starts."""
+    """Yield the jobs that learn from preferences, in the order of their starts."""
     for key, job in sorted(jobs.jobs.items(), key=lambda item: item[1].started_height):
         spec = JobSpec.decode(job.spec)
         if spec.objective in PAIR_OBJECTIVES:
@@ -159,7 +159,7 @@ class ExportedPairTrace:
             self.sets.update(state.module_state(RlhfState).sets)
 
     def answer(self, sets: ExportedSets) -> PairTraceView:
-        """Return the trace of the pair. Raises `UserError` if no set of the export has the pair."""
+        """Return the trace. Raises `UserError` if no set of the export has the pair."""
         there = [learned for learned in self.jobs.values() if learned.spec.data and sets.has_set(learned.spec.data)]
         if self.jobs and not there:
             raise UserError(f"{sets.folder} has no preference set: the exporting peer had none, or one of its pairs is redacted")

@@ -1,4 +1,4 @@
-"""Handler of the RPC calls of RLHF: starts and controls tuning plans, and reports their progress and results."""
+"""Handler of the RPC calls of RLHF: starts and controls plans, and reports their progress and results."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class RlhfRpcHandler(RlhfRpc):
         return await self._begun(tuning.build_dpo_plan if is_dpo else tuning.build_reward_model_plan, found, source)
 
     async def _begun(self, make: Callable[..., BuiltPlan], *how: Any) -> str:
-        """Build a plan in a thread and submit it. Return the id of its first job after the plan is decided."""
+        """Build a plan in a thread, submit it, and return the id of its first job once it is decided."""
         begin, odd = await trio.to_thread.run_sync(make, *how)
         transaction = await self.peer.submit_transaction("rlhf/start", begin)
         job = tuning_plans.stage_job_id(job_id(self.peer.me, transaction), 0)
@@ -139,7 +139,7 @@ class RlhfRpcHandler(RlhfRpc):
         return self.peer.state.module_state(RlhfState).running_plans() if self._is_run() else {}
 
     def _own_plan(self) -> tuple[bytes, tuning_plans.TuningPlan]:
-        """Return this member's running plan. Raises `UserError` if this member has none."""
+        """Return this member's running plan. Raises `UserError` if there is none."""
         members = self.peer.state.members
         for key, plan in self._running_plans().items():
             if members.current_key(plan.author) == self.peer.me:
@@ -200,7 +200,7 @@ class RlhfRpcHandler(RlhfRpc):
         failed = tuning_plans.failure_text(plan) if stage == plan.current else ""
         if live is not None:
             view = _stage(stage.job, live)
-        elif stage.root is not None:  # The ledger has dropped the job.
+        elif stage.root is not None:  # the ledger has dropped the job
             view = StageView(stage.objective, stage.job.hex(), FINISHED, stage.rounds, stage.rounds, stage.root.hex())
         else:
             state = "failed" if failed else "waiting" if stage.spec else "forgotten"
@@ -211,7 +211,7 @@ class RlhfRpcHandler(RlhfRpc):
         return replace(view, failure=failed)
 
     def _why_waiting(self, plan: tuning_plans.TuningPlan, stage: tuning_plans.PlanStage) -> str:
-        """Return why a due stage has not started. Empty: the stage is not due."""
+        """Return why a due stage has not started. Empty: it is not due."""
         state = self.peer.state
         if stage == plan.current:
             return RlhfModule(self.peer.models).start_refusal(plan, state, state.height + 1)
@@ -280,7 +280,7 @@ class RlhfRpcHandler(RlhfRpc):
         own: PpoSettings = spec.decoded_settings
         beta = None
         if job.phase is not JobPhase.FINISHED:
-            with contextlib.suppress(StorageError):  # A new round may replace the model meanwhile.
+            with contextlib.suppress(StorageError):  # a new round has replaced the model meanwhile
                 beta = current_beta(
                     ReplicatedModel.open(self.peer.models.round_directory(key, job.round)).state.steering, own.beta
                 )
@@ -291,7 +291,7 @@ class RlhfRpcHandler(RlhfRpc):
         return self.peer.state.module_state(NetworkState).module_version(MODULE) > 0
 
     def _tuned(self) -> list[tuple[bytes, Job | QueuedJob]]:
-        """Return the started and queued jobs with objectives of RLHF, the newest last."""
+        """Return jobs with objectives of this feature, the newest last."""
         jobs = self.peer.state.jobs
         started = sorted(jobs.jobs.items(), key=lambda item: item[1].started_height)
         found: list[tuple[bytes, Job | QueuedJob]] = [*started, *((waiting.job, waiting) for waiting in jobs.queue)]
@@ -396,7 +396,7 @@ def add_metrics(stage: StageView, found: Mapping[int, Mapping[str, float]]) -> S
 
 
 def describe_preference_source(state: LedgerState, job: bytes) -> PreferencesView | None:
-    """Return the origin of the preferences of a started or planned job. None: the ledger has dropped the job and its plan."""
+    """Describe the origin of the preferences of a started or planned job. None: the ledger has dropped the job and its plan."""
     known = state.module_state(RlhfState)
     plan = next((plan for plan in known.plans.values() if plan.stages[0].job == job), None)
     lined: dict[bytes, Job | QueuedJob] = {**{waiting.job: waiting for waiting in state.jobs.queue}, **state.jobs.jobs}

@@ -105,7 +105,7 @@ def build_supervised_spec(
 
 
 def load_job_tokenizer(peer: TrainingPeer, model: JobSpec | InitialModel) -> Tokenizer:
-    """Load the tokenizer of a job. Raises `UserError` if no peer serves the tokenizer."""
+    """Load the tokenizer of a job. Raises `UserError` if no peer serves it."""
     return load_tokenizer(fetch_job_blob(peer, model.tokenizer) if model.tokenizer else None, model.model.vocabulary)
 
 

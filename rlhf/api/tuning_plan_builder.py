@@ -75,7 +75,7 @@ class TuningPlanBuilder:
     blocklist: bytes  # packed list of words that block a response; empty: no list
     skip_bad: bool = False  # Invalid lines of a file are left out.
     truncate: TruncationSide = TruncationSide.NOTHING  # end at which long texts of a file are cut
-    ignore_accuracy: bool = False  # The policy starts with a reward model of any accuracy.
+    ignore_accuracy: bool = False  # the policy starts with any accuracy of its reward model
 
     @property
     def reward_overrides(self) -> dict[str, str]:
@@ -124,7 +124,7 @@ class TuningPlanBuilder:
             counts = replace(preparation, holding_stop=count_stop_texts(found, load_job_tokenizer(self.peer, spec), stop))
             spec, policy = replace(spec, preparation=counts), replace(policy, preparation=counts) if policy else None
         unread = b""
-        if policy:  # The id of the reward model is not known yet.
+        if policy:  # The reward model is not known yet.
             unread = replace(
                 policy, objective_settings=codec.encode(replace(policy.decoded_settings, reward_model=None))
             ).encode()

@@ -34,7 +34,7 @@ class InvalidLines:
     """
 
     def __init__(self, skip_bad: bool | None = None) -> None:
-        """Create an empty collection. `skip_bad` is None if the command has no `--skip-bad`."""
+        """Make an empty collection. `skip_bad` is None if the command has no `--skip-bad`."""
         self._skip_bad = skip_bad
         self.unwanted = 0  # number of lines with a false label or weight 0, which are left out without an error
         self._named: list[str] = []
@@ -166,7 +166,7 @@ def _parsed(where: str, line: Any, example: str) -> dict[str, Any]:
 
 # Texts of messages by role. `peer chat --template` gives a prompt of the same form with 'User: {}\nAssistant: '.
 FORMS: Final = {"system": "{}\n", "user": "User: {}\nAssistant: ", "assistant": "{}\n"}
-ANSWER: Final = "assistant"  # role whose messages are responses
+ANSWER: Final = "assistant"  # role of responses
 ANSWERS: Final = ("chosen", "rejected", "response")
 ROLES: Final = {
     **{role: role for role in FORMS},
@@ -179,7 +179,7 @@ ROLES: Final = {
 }
 TEXT_PARTS: Final = ("text", "input_text", "output_text")  # types of parts that contain text, in a message's content
 CALLS: Final = ("tool_calls", "function_call")
-TURN: Final = re.compile(r"^(?:Assistant|A):", re.MULTILINE)  # beginning of an answer in transcripts without a prompt
+TURN: Final = re.compile(r"^(?:Assistant|A):", re.MULTILINE)  # begins an answer in transcripts without a prompt
 NEXT_TURN: Final = re.compile(r"\n\n(?:Human|H):")
 GOOD: Final = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 SHOWN_CHARACTERS: Final = 40
@@ -289,7 +289,7 @@ def _split_transcripts(where: str, row: dict[str, Any]) -> None:
 
 
 def _messages(where: str, name: str, given: Any) -> Messages:
-    """Return (role, text) of each message."""
+    """Return the roles and texts of messages."""
     given = [given] if isinstance(given, dict) else given
     return [_message(where, name, message) for message in given or [None]]
 

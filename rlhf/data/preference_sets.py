@@ -1,4 +1,4 @@
-"""Sets of preferences or of instruction examples: their encoding, their parsing from files, and their held-out part.
+"""Sets of preferences or of instruction examples: their bytes, their parsing from files, and their held-out part.
 
 A set is a sequence of records with ascending ids. Each record is preceded by its length in bytes (u32, big-endian). Peers
 exchange a set like a training text: in shards under a `training.corpus.DataManifest`. The manifest's digest is the name of the
@@ -39,7 +39,7 @@ class PreferencePair:
     prompt: Text
     first: Text
     second: Text
-    p: Annotated[int, Between(0, PERMILLE)]  # probability, in permille, that the first response is better; 500 is a tie
+    p: Annotated[int, Between(0, PERMILLE)]  # probability, in permille, that the first response is better; 500: a tie
 
     @property
     def responses(self) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ R = TypeVar("R", bound=PromptRecord)
 
 
 def encode_records(records: Iterable[PromptRecord]) -> Iterator[bytes]:
-    """Yield the encoded records of a set, each with its length. The ids of the records must ascend."""
+    """Yield the bytes of a set in pieces. The ids of the records must ascend."""
     for record in records:
         data = codec.encode(record)
         yield len(data).to_bytes(LENGTH_BYTES, "big") + data
@@ -146,7 +146,7 @@ def checked_text(where: str, row: dict[str, Any], field: str) -> str:
 
 
 def _permille(where: str, p: Any) -> int:
-    if not isinstance(p, int | float) or isinstance(p, bool) or not 0 <= p <= 1:  # excludes NaN
+    if not isinstance(p, int | float) or isinstance(p, bool) or not 0 <= p <= 1:  # NaN fails the comparison
         raise UserError(f"{where}: p must be a number in 0..1, not {json.dumps(p)[:64]}")
     return round(PERMILLE * p)
 
@@ -166,7 +166,7 @@ def is_held_out(prompt: str, permille: int = HELD_OUT_PERMILLE) -> bool:
 def split_held_out(records: Sequence[R], permille: int = HELD_OUT_PERMILLE) -> tuple[list[R], list[R]]:
     """Split a set into training records and held-out records. Raises `UserError` if no training record is left.
 
-    The split is by prompt. If one part would be empty, because there are few prompts, the split is by record.
+    The split is by prompt. If one side would be empty, because there are few prompts, the split is by record.
     """
     sides = [is_held_out(record.prompt, permille) for record in records]
     if 0 < permille < PERMILLE and len(set(sides)) == 1:
@@ -185,7 +185,7 @@ def _held_out_alone(records: Sequence[R], permille: int) -> list[bool]:
     """Return for each record whether it is held out, by a hash of the record's texts. In a small set, no record is held out."""
     texts = (("folkmoot/held-out/2", record.prompt, *record.responses) for record in records)
     keys = [hashlib.sha256(codec.encode(text)).digest() for text in texts]
-    distinct = sorted(set(keys))  # Equal records are in the same part.
+    distinct = sorted(set(keys))  # equal records stay on one side
     held_out = set(distinct[: len(distinct) * permille // PERMILLE])
     return [key in held_out for key in keys]
 

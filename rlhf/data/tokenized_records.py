@@ -39,7 +39,7 @@ T = TypeVar("T", bound=TokenizedText)
 
 @dataclass(frozen=True, slots=True)
 class PairSplit:
-    """The positions of records' texts in an array of tokens. A text is a prompt followed by one response.
+    """Positions of the texts of records in an array of tokens. A text is a prompt followed by one response.
 
     Text 2i is the prompt of pair i with the first response. Text 2i + 1 is the prompt with the second response.
     """
@@ -54,10 +54,7 @@ class PairSplit:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPairs(TokenizedText):
-    """Tokenized pairs.
-
-    The arrays `train` and `held_out` are concatenated texts. In `train`, the distinct prompts follow the texts.
-    """
+    """Tokenized pairs. `train` and `held_out` are concatenated texts. In `train`, the distinct prompts follow the texts."""
 
     train_split: PairSplit
     held_out_split: PairSplit
@@ -68,7 +65,7 @@ class TokenizedPairs(TokenizedText):
 def preference_set_manifest(
     records: Iterable[PromptRecord], tokens: bytes | None = None, keep: Callable[[bytes], object] = lambda blob: None
 ) -> DataManifest:
-    """Return the manifest of a set. `keep` is called with each shard, and then with the encoded manifest."""
+    """Return the manifest of a set. `keep` receives each shard, and then the encoded manifest."""
     manifest = replace(split_into_shards(encode_records(records), keep), tokens=tokens)
     keep(manifest.encode())
     return manifest
@@ -96,7 +93,7 @@ def tokenize_pairs(
 
 
 def prompt_texts(pairs: Iterable[PreferencePair]) -> list[str]:
-    """Return the distinct prompts of pairs. The empty prompt is left out, because a model needs a token to start from."""
+    """Return the distinct prompts of pairs. The empty prompt is left out, because a model needs a first token."""
     return list(dict.fromkeys(pair.prompt for pair in pairs if pair.prompt))
 
 
@@ -123,7 +120,7 @@ def tokenize_all(
 
 
 def record_label(record: PromptRecord) -> str:
-    """Return the name of a record for messages: its line in a file, or its task."""
+    """Name a record for people, by its line in a file or by its task."""
     return f"line {int.from_bytes(record.id, 'big')}" if len(record.id) == 8 else f"task {record.id.hex()[:16]}"
 
 
@@ -144,7 +141,7 @@ def pair_batch(tokens: TokenArray, side: PairSplit, numbers: npt.NDArray[np.int6
 class ResponseSplit(PairSplit):
     """A `PairSplit` of pairs or of single responses, with the start and the log-probability of each response."""
 
-    responses: npt.NDArray[np.int64]  # (texts,): start of the response in each text
+    responses: npt.NDArray[np.int64]  # (texts,): start of the response of each text
     reference: npt.NDArray[np.float32]  # (texts,): log-probability of the response under the reference; NaN: not computed yet
 
     @property
@@ -155,20 +152,17 @@ class ResponseSplit(PairSplit):
 
 @dataclass(frozen=True, slots=True)
 class TokenizedResponses(TokenizedText):
-    """Tokenized prompts with responses. The arrays `train` and `held_out` are concatenated texts."""
+    """Tokenized prompts with responses. `train` and `held_out` are concatenated texts."""
 
     train_split: ResponseSplit
     held_out_split: ResponseSplit
-    statistics: PreferenceSetStatistics | None  # None: the set has no pairs
+    statistics: PreferenceSetStatistics | None  # None: a set without pairs
 
 
 def tokenize_responses(
     spec: JobSpec, records: Sequence[R], tokenizer: Tokenizer, on_block: Callable[[], None] = lambda: None
 ) -> TokenizedResponses:
-    """Split a set and tokenize it.
-
-    Raises `UserError` for the first record whose prompt is empty or that is longer than the context.
-    """
+    """Tokenize and split a set. Raises `UserError` for the first record with an empty prompt or longer than the context."""
     train, held_out = split_held_out(records, spec.held_out_permille)
     (trained, of_train), (measured, of_held_out) = (_whole(spec, side, tokenizer, on_block) for side in (train, held_out))
     pairs = [[record for record in side if isinstance(record, PreferencePair)] for side in (train, held_out)]
@@ -180,7 +174,7 @@ def _whole(
     spec: JobSpec, records: Sequence[R], tokenizer: Tokenizer, on_block: Callable[[], None]
 ) -> tuple[TokenArray, ResponseSplit]:
     texts: list[TokenArray] = []
-    begins: list[int] = []  # position of each response in its text
+    begins: list[int] = []  # start of each response in its text
     for number, record in enumerate(records):
         prompt = tokenizer.encode(record.prompt.encode())
         if not len(prompt):
@@ -205,7 +199,7 @@ def _whole(
 
 
 def append_stop_token(response: TokenArray, stop: int | None) -> TokenArray:
-    """Return the response with the stop token at its end."""
+    """Append the stop token, unless the response ends with it."""
     return response if stop is None or response[-1] == stop else np.append(response, np.uint16(stop))
 
 
@@ -224,7 +218,7 @@ def response_batch(tokens: TokenArray, side: ResponseSplit, texts: npt.NDArray[n
 
 
 def dpo_batch(data: TokenizedResponses, drawn: npt.NDArray[np.int64], *, is_held_out: bool) -> tuple[npt.NDArray[Any], ...]:
-    """Return, for N pairs, the arrays of `response_batch` (N, 2, S), reference log-probabilities (N, 2) and p (N,)."""
+    """Return the arrays of `response_batch` (N, 2, S), reference log-probabilities (N, 2) and p (N,) for N pairs."""
     tokens, side = (data.held_out, data.held_out_split) if is_held_out else (data.train, data.train_split)
     texts = text_numbers(drawn)
     shaped = (array.reshape(len(drawn), 2, -1) for array in response_batch(tokens, side, texts))
@@ -239,13 +233,13 @@ def text_numbers(pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 def draw_pairs(job: bytes, round: int, trainer: bytes, step: int, *, count: int, pairs: int, seed: int) -> npt.NDArray[np.int64]:
     """Draw the `count` pairs of one step, as numbers in 0 .. pairs − 1, by a hash that everybody can verify.
 
-    A pair may be drawn twice in a step, like a window of a text (`training.data.token_sequences.batch_offsets`).
+    A pair may be drawn twice, like a window of a text (`training.data.token_sequences.batch_offsets`).
     """
     draw = hashlib.sha256(b"folkmoot/pairs/1" + job + trainer)
     draw.update(b"".join(number.to_bytes(8, "big") for number in (round, step, seed)))
     key = draw.digest()
     drawn = (hashlib.sha256(key + index.to_bytes(4, "big")).digest() for index in range(count))
-    # The modulo of 64 drawn bits by at most 2^20 pairs has a bias below 2^-44.
+    # 64 drawn bits over at most 2^20 pairs: the modulo bias is below 2^-44
     return np.array([int.from_bytes(digest[:8], "big") % pairs for digest in drawn], dtype=np.int64)
 
 

@@ -1,15 +1,15 @@
 """Attestation of preference sets: the voters decide whether a plan's set equals the labels of its project. Pure rules.
 
 The ledger holds only digests of a project's pages, so its rules cannot derive the set. The author of a plan names a project, a
-height and a set. Each voter derives the set from the ledger and the pages (`rlhf.ledger.decided_pairs`), and attests the result
-in a transaction. After each block, while the set is undecided:
+height and a set. Each voter derives the set from the ledger and the pages (`rlhf.ledger.decided_pairs`), and
+attests its result in a transaction. After each block, while the set is undecided:
 
 | if, by the attestations of the current voters | the plan |
 |---|---|
 | a task of the set was redacted after the plan was decided (in any case) | is cancelled |
 | a quorum is impossible, because too many voters derived another set or none | is cancelled |
 | a quorum derived the plan's set | starts; the set is decided |
-| none of these | waits |
+| otherwise | waits |
 
 A quorum has at least f + 1 honest voters, so an honest voter has derived each decided set.
 """
@@ -77,7 +77,7 @@ class AttestPreferenceSet:
     """Transaction `rlhf/attest-set`, by a voter: the set that the voter derived for a plan."""
 
     plan: Digest
-    set: Digest | None  # digest of the set's manifest; None: no set results from the project
+    set: Digest | None  # digest of the manifest; None: no set results from the project
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class PreferenceSetClaim:
 
     source: PreferenceSetSource
     set: Digest
-    redactions_seen: Count  # redactions in all projects that the claim takes into account: the first ones, by number
+    redactions_seen: Count  # number of redactions, in all projects, that the claim has taken into account
     is_decided: bool = False
     attestations: Annotated[dict[Key, Digest | None], Length(0, VOTERS_MAX)] = field(default_factory=dict)
 
@@ -106,7 +106,7 @@ class ClaimStatus(enum.Enum):
 
 
 def create_claim(view: StateReader, source: PreferenceSetSource, named: bytes, height: int) -> PreferenceSetClaim:
-    """Return the claim of a new plan. Raises `Refused` if no set can result from `source`."""
+    """Return the claim of a new plan. Raises `Refused` if no set can come from this source."""
     if not runs_curation(view):
         raise Refused("this network does not run the module curation, so no project decides preferences")
     curation = view.module_state(CurationState)
@@ -123,10 +123,7 @@ def create_claim(view: StateReader, source: PreferenceSetSource, named: bytes, h
 
 
 def current_voters(members: MembersState) -> tuple[bytes, ...]:
-    """Return the current keys of the voters.
-
-    After the rotation of its key, a voter still votes in agreement with the old key for some heights.
-    """
+    """Return the current keys of the voters. A voter votes with its old key for some heights after a rotation."""
     return tuple(sorted(map(members.current_key, members.voters)))
 
 

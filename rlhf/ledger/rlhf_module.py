@@ -142,7 +142,7 @@ class RlhfModule(Module[RlhfState]):
         return ""
 
     def settle_block(self, state: RlhfState, view: StateReader, context: BlockContext) -> StateChange:
-        """Decide preference sets, advance plans to their next stages, request due jobs, and retain models that audits need."""
+        """Decide sets, advance plans, request their due jobs, and retain the models that audits need."""
         jobs, members = view.module_state(JobsState), view.module_state(MembersState)
         voters = preference_set_attestation.current_voters(members)
         state = _decided(state, view, context.height) if runs_curation(view) else state
@@ -179,7 +179,7 @@ class RlhfModule(Module[RlhfState]):
         return StateChange(replace(state, jobs=left, plans=tuning_plans.drop_oldest_plans(followed)))
 
     def follow_key_rotations(self, state: RlhfState, current: Callable[[bytes], bytes]) -> RlhfState:
-        """Replace old keys of voters by their new keys in attestations, reports and stop requests."""
+        """Move attestations, reports and stop requests to the new keys of their voters."""
         moved = {key: _rekeyed(plan, current) for key, plan in state.plans.items()}
         return replace(state, plans=moved) if moved != state.plans else state
 
@@ -226,7 +226,7 @@ def _decided(state: RlhfState, view: StateReader, height: int) -> RlhfState:
 
 
 def _named(jobs: JobsState) -> set[bytes]:
-    """Return the digests of the data of all jobs in the ledger, including finished and queued ones."""
+    """Return the data digests of all known jobs, finished ones included."""
     specs = [job.spec for job in jobs.jobs.values()] + [waiting.spec for waiting in jobs.queue]
     return {spec.data for spec in map(JobSpec.decode, specs) if spec.data is not None}
 
@@ -260,8 +260,8 @@ def _own(state: RlhfState, members: MembersState, key: bytes, author: bytes) -> 
 def _is_last(spec: JobSpec, found: RoundMedians) -> bool:
     """Return True if the median distance from the reference reaches `kl_stop`.
 
-    With sampled audits, false figures can be accepted. With more than 2 · `byzantine_max` proposals, false figures cannot
-    determine the median. With fewer, the median is ignored.
+    With sampled audits, false figures can be accepted. They cannot determine the median of more than 2 · `byzantine_max`
+    proposals, so a median of fewer proposals is ignored.
     """
     own: PpoSettings = spec.decoded_settings
     is_theirs = spec.audit is AuditMode.SAMPLED and found.accepted <= 2 * spec.byzantine_max

@@ -73,7 +73,7 @@ REASONS_MAX: Final = len(Verdict) + 2  # reasons of rejections: the verdicts, `d
 # Bytes of a specification: the objective's settings, and numbers, names and digests.
 SPEC_BYTES_MAX: Final = SETTINGS_BYTES_MAX + 4_096
 
-assert 3 * PLANS_RUNNING_MAX <= PLANNED_MAX  # Each plan retains a base and the models of both stages.
+assert 3 * PLANS_RUNNING_MAX <= PLANNED_MAX  # each plan retains a base and both stages
 
 Spec = Annotated[bytes, Length(0, SPEC_BYTES_MAX)]
 
@@ -91,14 +91,14 @@ class StartPlan:
 
     first: Annotated[bytes, Length(1, SPEC_BYTES_MAX)]  # specification of a `reward` or `dpo` job, or of a `ppo` job with a rule
     policy: Spec = b""  # specification of the second job, without its `reward_model`; empty: there is no second job
-    # Origin of the first job's set. None: no voter vouches for the preferences.
+    # origin of the first job's set; None: no voter vouches for the preferences
     source: PreferenceSetSource | None = None
-    ignores_accuracy: bool = False  # The policy starts with a reward model of any accuracy.
+    ignores_accuracy: bool = False  # the policy starts with any accuracy of the reward model
 
 
 @dataclass(frozen=True, slots=True)
 class CancelPlan:
-    """Transaction `rlhf/cancel`, by the plan's author or a quorum of the voters: ends the plan and its current job."""
+    """`rlhf/cancel`, by the plan's author or a quorum of the voters: ends the plan and its current job."""
 
     plan: Digest
 
@@ -141,7 +141,7 @@ class PlanStage:
     objective: Name
     rounds: Annotated[int, Between(1, ROUNDS_MAX)]
     spec: Spec  # specification of the job; empty once the job has started, because the job holds it
-    root: Digest | None = None  # model root of the stage's last model, once another stage follows
+    root: Digest | None = None  # model root of a first stage's last model, once that stage is over
     accuracy: PairAccuracy | None = None  # accuracy of the stage's last model, as the voters decided
 
 
@@ -149,17 +149,17 @@ class PlanStage:
 class TuningPlan:
     author: Key
     start_height: Count
-    base: Digest | None  # job whose last model is the first model of all stages; None: a new model
+    base: Digest | None  # job whose last model all stages start from; None: a new model
     stages: Annotated[tuple[PlanStage, ...], Length(1, 2)]
     stage_height: Count  # height at which the plan reached the current stage, plus the blocks of later pauses
     stage_index: Annotated[int, Between(0, 1)] = 0  # index of the current stage
     phase: PlanPhase = PlanPhase.RUNNING
-    paused_at: Count | None = None  # height at which the plan was paused; None: the plan is not paused
-    paused_heights: Count = 0  # blocks of earlier pauses
+    paused_at: Count | None = None  # height at which the plan was paused; None: it is not paused
+    paused_heights: Count = 0  # length of earlier pauses, in blocks
     stop_requests: TrainerKeys = ()  # voters that voted to end the plan
     claim: PreferenceSetClaim | None = None  # the claim of a set from a project; None: the set is not from a project
     ignores_accuracy: bool = False
-    # voter -> its report on the model of the current stage
+    # reports on the model of the current stage, by voter
     reports: Annotated[dict[Key, PairAccuracy], Length(0, VOTERS_MAX)] = field(default_factory=dict)
     failure: PlanFailure | None = None
 
@@ -192,7 +192,7 @@ def create_plan(rules: JobSpecRules, key: bytes, author: bytes, said: StartPlan,
         )
     stages = [PlanStage(stage_job_id(key, 0), first.objective, first.rounds, said.first)]
     if said.policy:
-        # Only the root of the reward model is unknown now, so a policy that can never start is refused before any training.
+        # Only the model root is unknown now, so a policy that can never start is refused before any training.
         spec = with_reward_model(said.policy, ModelReference(stages[0].job, first.rounds, bytes(32)))
         then = rules.terms_of_spec(spec)
         network.require_parameters_allowed(then.parameters)
@@ -237,7 +237,7 @@ def pause_plan(plan: TuningPlan, height: int) -> TuningPlan:
 
 
 def resume_plan(plan: TuningPlan, height: int) -> TuningPlan:
-    """Return the plan without its pause. Blocks of the pause do not count for `REFUSED_HEIGHTS_MAX`."""
+    """Resume a paused plan. The pause does not count for `REFUSED_HEIGHTS_MAX`."""
     if plan.paused_at is None:
         raise Refused("the plan is not paused")
     rest = height - plan.paused_at
@@ -272,7 +272,7 @@ def add_report(
 
 
 def advance_stage(plan: TuningPlan, jobs: JobsState, voters: Sequence[bytes], height: int) -> TuningPlan:
-    """Return the plan, moved to its next stage if the current one is over. Called before the block at `height` closes rounds."""
+    """Move a plan to its next stage if the current one is over. Called before the block at `height` closes rounds."""
     stage, job = plan.current, jobs.jobs.get(plan.current.job)
     if plan.phase is not PlanPhase.RUNNING or stage.spec or job is None or not job.is_done:
         return plan
@@ -317,7 +317,7 @@ def models_needed_by_audits(rules: JobSpecRules, audited: Iterable[bytes], jobs:
 
 
 def update_after_block(plan: TuningPlan, jobs: JobsState, height: int) -> TuningPlan:
-    """Return the updated plan, after the block at `height` has ended and started jobs."""
+    """Update a plan after the block at `height` has ended and started jobs."""
     if plan.phase is not PlanPhase.RUNNING:
         return plan
     stage, job = plan.current, jobs.jobs.get(plan.current.job)
@@ -335,7 +335,7 @@ def update_after_block(plan: TuningPlan, jobs: JobsState, height: int) -> Tuning
 
 
 def failure_text(plan: TuningPlan) -> str:
-    """Return a text for people about the failure of a plan, or "" if the plan did not fail."""
+    """Describe why a plan failed, for people, or return "" if it did not fail."""
     if plan.failure is None:
         return ""
     if plan.failure.accuracy is None:
@@ -346,7 +346,7 @@ def failure_text(plan: TuningPlan) -> str:
 
 
 def drop_oldest_plans(plans: dict[bytes, TuningPlan]) -> dict[bytes, TuningPlan]:
-    """Return the running plans, and the newest `PLANS_KEPT_MAX` ended ones."""
+    """Return the plans without the oldest ended ones beyond `PLANS_KEPT_MAX`."""
     over = sorted(
         (key for key in plans if plans[key].phase is not PlanPhase.RUNNING), key=lambda key: (plans[key].start_height, key)
     )

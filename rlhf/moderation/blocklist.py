@@ -1,4 +1,4 @@
-"""The blocklist of a job: its packing into bytes, and the check whether it blocks a text."""
+"""The blocklist of a job: its packed bytes, and the texts that it blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Blocklist:
     """
 
     def __init__(self, blob: bytes) -> None:
-        """Unpack a list. Raises `UserError` for malformed bytes: their author is the job's author, and not a trainer."""
+        """Unpack a list. Raises `UserError` for malformed bytes, which the author of the job chose, not a trainer."""
         from rlhf.moderation.word_matcher import ENTRIES_MAX, ENTRY_CHARACTERS_MAX, WordMatcher, parse_word_list
 
         assert BYTES_MAX == ENTRIES_MAX * (4 * ENTRY_CHARACTERS_MAX + 1)
@@ -34,20 +34,17 @@ class Blocklist:
         return self._filter.find_entry(text.decode(errors="replace")) is not None
 
     def blocks_response(self, prompt: bytes, response: bytes) -> bool:
-        """Return True if the list blocks the response, alone or after its prompt. A blocked word may begin in the prompt."""
+        """Return True if the list blocks the response, alone or behind its prompt, because a word may begin in the prompt."""
         return self.blocks_text(response) or self.blocks_text(prompt + response)
 
 
 @lru_cache(maxsize=OPEN_MAX)
 def read_blocklist(path: Path) -> Blocklist:
-    """Return the list in a blob. The result is cached, because the bytes of a blob never change."""
+    """Read a list from a blob, whose bytes never change."""
     with path.open("rb") as file:
         return Blocklist(file.read(BYTES_MAX + 1))
 
 
 def pack_entries(entries: Sequence[str]) -> bytes:
-    """Return the packed bytes of the ascending entries from `rlhf.moderation.word_matcher.parse_word_list`.
-
-    A job names the digest of the packed bytes.
-    """
+    """Pack ascending entries from `rlhf.moderation.word_matcher.parse_word_list`. A job names the digest of these bytes."""
     return "\n".join(entries).encode()

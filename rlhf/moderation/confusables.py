@@ -124,7 +124,7 @@ SYMBOLS: Final = {
     "¡": "i",
 }
 
-# Ranges of invisible characters and of marks on other characters: combining marks, joiners, directions, selectors, fillers, tags.
+# Invisible characters and marks on other characters: combining marks, joiners, directions, selectors, fillers, tags.
 INVISIBLE: Final = (
     *((0xAD, 0xAD), (0x300, 0x36F), (0x483, 0x489), (0x591, 0x5BD), (0x5BF, 0x5BF), (0x5C1, 0x5C2), (0x610, 0x61C)),
     *((0x64B, 0x65F), (0x670, 0x670), (0x6D6, 0x6ED), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F), (0x1AB0, 0x1AFF)),
@@ -150,7 +150,7 @@ SPACES: Final = (
     "\t\n\v\f\r \x1c\x1d\x1e\x1f\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
     "\u2028\u2029\u202f\u205f\u2800\u3000"
 )
-# Ranges of punctuation and pictures that do not look like letters. A character in no table is a letter that no entry contains.
+# Punctuation and pictures that do not look like letters. A character in no table is a letter that no entry contains.
 MARKS: Final = (
     *((0x00, 0x7F), (0x80, 0xBF), (0xD7, 0xD7), (0xF7, 0xF7), (0x2B0, 0x2FF), (0x55A, 0x55F), (0x589, 0x58A), (0x5BE, 0x5C7)),
     *((0x600, 0x60F), (0x61B, 0x61F), (0x66A, 0x66D), (0x6D4, 0x6D4), (0x964, 0x965), (0x2010, 0x205E), (0x207A, 0x207E)),

@@ -19,7 +19,7 @@ from protocol.errors import UserError
 from rlhf.data.dataset_files import read_rows
 from rlhf.moderation import confusables
 
-ENTRIES_MAX: Final = 10_000  # entries of a list: every word of a text is compared with all entries that begin with a star
+ENTRIES_MAX: Final = 10_000  # entries per list: every word is compared with all entries that begin with a star
 ENTRY_CHARACTERS_MAX: Final = 64
 READINGS_MAX: Final = 64  # readings tried per piece: otherwise a text of ambiguous letters would take minutes
 PIECES_MAX: Final = ENTRY_CHARACTERS_MAX  # pieces that may form one split word
@@ -172,7 +172,7 @@ _DIGITS = {chr(first + digit): str(digit) for first in (ord("0"), *confusables.D
 
 @lru_cache(maxsize=1 << 16)
 def _unit(character: str) -> _Character | None:
-    """Return a character with its kind and readings, or None for an invisible character."""
+    """Classify a character. Returns None for an invisible one."""
     if character in confusables.SPACES:
         return _Character(character, _CharacterKind.SPACE)
     if character in _READINGS:
@@ -265,7 +265,7 @@ class WordMatcher:
                 self._goes_on[bare] = None
 
     def find_entry(self, text: str) -> str | None:
-        """Return an entry that matches in the text, or None."""
+        """Return an entry that the text contains, or None."""
         units = list(_units(text))
         kinds = {unit.kind for unit in units}
         return next(
@@ -441,7 +441,7 @@ def _shortened(word: str) -> tuple[str, ...]:
 
 
 def filter_jsonl(entries: Sequence[str], name: str, stream: BinaryIO) -> Iterator[dict[str, Any]]:
-    """Yield `id`, `blocked` and `word` (the matching entry) for each line of JSONL, which has `id` and `text`.
+    """Yield `id`, `blocked` and `word`, the entry found, for each line of JSONL with `id` and `text`.
 
     Raises `UserError` for an invalid line.
     """

@@ -63,7 +63,7 @@ TOY_TERMS: Final[dict[str, Any]] = {
     "clip_ramp": 0.05,  # the ramp with which the inner rates below were tuned
 }
 TOY_JOB: Final[dict[str, Any]] = PPO_JOB | {
-    "local_steps": 16,  # four epochs of four inner steps each
+    "local_steps": 16,  # four epochs of four inner steps
     "batch": 128,
     "micro_batch": 128,
     "inner_rate": 3e-3,

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 MODULE: Final = "rlhf"
 ROLE: Final = "rlhf"
-START_COMMAND: Final = "rlhf start"  # command that starts a tuning plan
+START_COMMAND: Final = "rlhf start"  # the command that starts a plan
 VALUE_HEAD: Final = f"{HEAD}value"
 RULE_PREFIX: Final = "rule:"  # prefix of rewards that are functions of this program
 MODEL_REWARD: Final = "model"  # name of the reward by a reward model, which is the last model of a finished job
 TOKEN_BYTES: Final = 2
-LENGTH_MAX: Final = 2 ** (8 * TOKEN_BYTES) - 1  # most tokens of a response, whose length is encoded in `TOKEN_BYTES`
+LENGTH_MAX: Final = 2 ** (8 * TOKEN_BYTES) - 1  # tokens of a response: its length is written in `TOKEN_BYTES`
 EPOCHS_MAX: Final = 64
 GAE_LAMBDA: Final = 0.95  # default λ of GAE
 CLIP_RANGE: Final = 0.2  # default clip range of the ratio of probabilities, and of the value in the value's own units
@@ -131,10 +131,10 @@ def _bounded(beta: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RolloutLimits:
-    """The limits of a trainer's responses in a round."""
+    """Limits of a trainer's responses in a round."""
 
     responses: int
-    tokens_max: int  # most tokens per response
+    tokens_max: int  # tokens per response
     vocabulary: int
     stop: int | None
 
@@ -232,7 +232,7 @@ class PpoSettings:
 
 @dataclass(frozen=True, slots=True)
 class RolloutDeclaration:
-    """The declaration of a `ppo` proposal: the trainer's responses and their figures."""
+    """The declaration of a `ppo` proposal: its responses and their figures."""
 
     blob: Digest  # digest of the responses, encoded as in `rlhf.objectives.rollouts`
     tokens: Count  # number of tokens in all responses
@@ -242,12 +242,12 @@ class RolloutDeclaration:
     distinct: Share  # distinct-2 of the responses (`rlhf.objectives.rollouts.distinct_2`)
     # Correlation of length and score (`rlhf.objectives.rollouts.length_score_correlation`).
     correlation: Annotated[int, Between(-MILLIONTHS, MILLIONTHS)]
-    blocked: Count = 0  # number of responses that the blocklist blocks
+    blocked: Count = 0  # responses that the blocklist blocks
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutBatches:
-    """The data of all inner steps of a round. A row is a response. A place is the use of one row in one inner step."""
+    """Data of all inner steps of a round. A row is a response. A place is one use of a row in an inner step."""
 
     order: npt.NDArray[np.int64]  # (places,): row at each place
     share: npt.NDArray[np.float32]  # (places,): mean number of tokens per response in the inner step that has the place
@@ -266,7 +266,7 @@ FIGURES: Final = RejectionReason("figures", "its declared statistics do not matc
 
 
 class PpoObjective(Objective):
-    """Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347) with a KL penalty against a reference model."""
+    """Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347) with a KL penalty against a reference."""
 
     name = "ppo"
     start_command = START_COMMAND
@@ -397,7 +397,7 @@ class PpoObjective(Objective):
 
 
 def in_millionths(value: float) -> int:
-    """Return a number in millionths, within ±`FIGURE_MAX`. NaN and infinities become `FIGURE_MAX`."""
+    """Convert a sum to clamped millionths. NaN and infinities become `FIGURE_MAX`."""
     if not math.isfinite(value):
         return FIGURE_MAX
     return max(-FIGURE_MAX, min(FIGURE_MAX, round(value * MILLIONTHS)))

@@ -34,7 +34,7 @@ _PLACE = struct.Struct(">III")  # encoding of (round, response, token)
 
 
 class RolloutId(NamedTuple):
-    """The origin of rollouts: job, round and trainer."""
+    """Job, round and trainer of rollouts."""
 
     job: bytes
     round: int
@@ -42,11 +42,11 @@ class RolloutId(NamedTuple):
 
 
 def gumbel_noise(place: RolloutId, tokens: Iterable[tuple[int, int]], vocabulary: int) -> npt.NDArray[np.float32]:
-    """Return the noise, of the shape (tokens, vocabulary), for tokens that are given as (response, position)."""
+    """Return the noise (tokens, vocabulary) of tokens, each given as (response, position)."""
     drawn = b"".join(noise_bytes(place, response, token, NOISE_BYTES * vocabulary) for response, token in tokens)
     noise = np.frombuffer(drawn, dtype="<u4").reshape(-1, vocabulary) + 0.5
     noise /= 2.0**32
-    for _ in range(2):  # The loop works in place, since allocations would take most of the time.
+    for _ in range(2):  # in place, since allocations would take most of the time
         np.negative(np.log(noise, out=noise), out=noise)
     return noise.astype(np.float32)
 
@@ -76,7 +76,7 @@ def encode_rollouts(responses: Sequence[Sequence[int]]) -> bytes:
 
 
 def decode_rollouts(blob: bytes, bounds: RolloutLimits) -> list[TokenIds]:
-    """Return the responses in a blob. Raises `RemoteProtocolError` unless it is canonical and within the limits of the job."""
+    """Decode a blob. Raises `RemoteProtocolError` unless it is canonical and within the limits of the job."""
     if len(blob) % TOKEN_BYTES or len(blob) > bounds.bytes_max:
         raise _no_rollouts(f"{len(blob)} bytes")
     numbers = np.frombuffer(blob, dtype="<u2").astype(np.int64)
@@ -111,13 +111,13 @@ def _no_rollouts(detail: str) -> RemoteProtocolError:
 
 # Prompts ----------------------------------------------------------------------------------------------------------------
 
-DRAWS_MAX: Final = 16  # most draws per response: all of them fail only if nearly every prompt is blocked
+DRAWS_MAX: Final = 16  # draws per response: all fail only if nearly every prompt is blocked
 NO_PROMPT: Final = np.zeros(1, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class TextWindows:
-    """A source of prompts: the windows of a text. Window i has `length` tokens, from token i on."""
+    """Prompts that are windows of a text. Window i has `length` tokens from token i on."""
 
     text: TokenArray
     length: int
@@ -180,7 +180,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def distinct_2(responses: Sequence[npt.NDArray[np.int64]], vocabulary: int) -> int:
-    """Return distinct-2 in millionths, rounded down, or `MILLIONTHS` if each response has only one token."""
+    """Return distinct-2 in millionths, rounded down, or `MILLIONTHS` if no response has two tokens."""
     pairs = np.concatenate([response[:-1] * vocabulary + response[1:] for response in responses])
     return MILLIONTHS * len(np.unique(pairs)) // len(pairs) if len(pairs) else MILLIONTHS
 
@@ -190,4 +190,4 @@ def length_score_correlation(lengths: Floats, scores: Floats) -> int:
     lengths, scores = lengths - lengths.mean(), scores - scores.mean()
     spread = np.sqrt(np.square(lengths).mean() * (np.square(scores).mean() + SCORE_VARIANCE))
     found = in_millionths(float((lengths * scores).mean() / spread)) if spread else 0
-    return max(-MILLIONTHS, min(MILLIONTHS, found))  # NaN becomes FIGURE_MAX in `in_millionths`
+    return max(-MILLIONTHS, min(MILLIONTHS, found))  # `in_millionths` returns FIGURE_MAX for NaN

@@ -1,7 +1,7 @@
 """Rewards that are functions of this program. A job names such a rule as `rule:NAME`, and cannot bring code.
 
-All peers must compute the same score of a response. So a rule only counts bytes or adds exact fractions, and does not use the
-interpreter's Unicode tables.
+All peers must compute the same score of a response. So a rule counts bytes and adds exact fractions, and does not use Unicode
+tables of the interpreter.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class RecordObjective(Objective):
 
 
 class PairObjective(RecordObjective):
-    """The base class of objectives that learn from a preference set."""
+    """Base of objectives that learn from a preference set."""
 
     start_command = START_COMMAND
     role = ROLE
@@ -145,7 +145,7 @@ class MeanRewardSettings:
 
 
 class MeanRewardObjective(RewardModelObjective):
-    """A reward model whose score is the mean output of the head over all tokens of prompt and response.
+    """Reward model whose score is the mean output of the head over all tokens of prompt and response.
 
     The two texts of a pair have the same prompt. A score at the last token alone teaches a policy how to end a text, and is less
     accurate (docs/experiments.md).
@@ -272,7 +272,7 @@ MEAN_REWARD: Final = MeanRewardObjective()
 INSTRUCT: Final = InstructObjective()
 DPO: Final = DpoObjective()
 MEAN: Final = "mean"
-REWARDS: Final = {"last": REWARD, MEAN: MEAN_REWARD}  # by the setting `score`: the tokens that give the score
+REWARDS: Final = {"last": REWARD, MEAN: MEAN_REWARD}  # value of the setting `score` -> objective
 REWARD_NAMES: Final = tuple(kind.name for kind in REWARDS.values())
 assert PPO.required_objectives == REWARD_NAMES
 PAIR_OBJECTIVES: Final = (*REWARD_NAMES, DPO.name)  # names of the objectives that learn from a preference set

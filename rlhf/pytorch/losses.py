@@ -35,7 +35,7 @@ DEVIATION_EPSILON = 1e-4  # added to a group's deviation before the division, si
 
 
 class _LogProbability(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed
-    """The function log p[y], with a gradient that is exact up to rounding, even for p[y] near 1 (decision 46)."""
+    """log p[y] with a gradient that is exact to rounding, even for p[y] near 1 (decision 46)."""
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, y_N: Tensor) -> Tensor:
@@ -59,10 +59,7 @@ def log_probabilities(logits_BTV: Tensor, tokens_BT: Tensor) -> Tensor:
 
 
 def kl_estimate_k3(logp_BT: Tensor, reference_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Estimate KL(π ‖ reference) of each response (B,): e^d − 1 − d with d = log reference − log π.
-
-    The estimate is for display only.
-    """
+    """Estimate KL(π ‖ reference) of each response (B,): e^d − 1 − d with d = log reference − log π. For display only."""
     difference_BT = _only(reference_BT - logp_BT, mask_BT)
     return (torch.expm1(difference_BT) - difference_BT).sum(1)
 
@@ -156,7 +153,7 @@ def value_losses(
 
 
 def token_mean(x_BT: Tensor, mask_BT: Tensor, tokens: Tensor | int | None = None) -> Tensor:
-    """Return the mean over the response tokens. `tokens` is the divisor, if the rows are only a part of a batch."""
+    """Return the mean over the response tokens. If these rows are a part of a batch, `tokens` is the divisor."""
     return _only(x_BT, mask_BT).sum() / (mask_BT.sum() if tokens is None else tokens)
 
 
@@ -198,5 +195,5 @@ def _only(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def _last(mask_BT: Tensor) -> Tensor:
-    """Return a mask (B, T) that is true on the last token of each response."""
+    """Return a mask (B, T) of the last token of each response."""
     return mask_BT & ~F.pad(mask_BT[:, 1:], (0, 1))

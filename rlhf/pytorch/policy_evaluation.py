@@ -62,7 +62,7 @@ Float64Array = npt.NDArray[np.float64]
 
 
 def toy_responses() -> npt.NDArray[np.int64]:
-    """Return all possible responses (7776, 5): the five-digit numbers in base six, ascending."""
+    """Return all responses (7776, 5): the five-digit numbers in base six, ascending."""
     return np.array(list(itertools.product(range(TOY_VOCABULARY), repeat=TOY_LENGTH)), dtype=np.int64)
 
 
@@ -105,7 +105,7 @@ def toy_log_probabilities(spec: JobSpec, parameters: Float32Array) -> Float64Arr
 
 
 def toy_metrics(spec: JobSpec, parameters: Float32Array, first: Float32Array) -> PolicyMetrics:
-    """Return the metrics of a toy policy, computed over all possible responses without sampling."""
+    """Measure a policy of the toy over all responses, without sampling."""
     own: PpoSettings = spec.decoded_settings
     beta, rewards = own.beta, toy_rewards(spec.seed)
     logp, reference = toy_log_probabilities(spec, parameters), toy_log_probabilities(spec, first)
@@ -169,7 +169,7 @@ def _model(spec: JobSpec, parameters: Float32Array) -> GPT:
 
 
 def _prompts(text: TokenArray, length: int) -> Tensor:
-    """Return evenly spaced windows of a text, of the shape (SAMPLES, length)."""
+    """Return evenly spaced windows of a text (SAMPLES, length)."""
     starts = np.linspace(0, len(text) - length, SAMPLES).astype(np.int64)
     return torch.from_numpy(np.stack([text[start : start + length] for start in starts]).astype(np.int64))
 

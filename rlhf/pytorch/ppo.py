@@ -41,7 +41,7 @@ from training.engines.pytorch.model import GPT
 from training.objectives.objective import Declaration, RejectionReason
 from training.replicated.tensor_layout import Float32Array
 
-EPSILON: Final = 2.0**-10  # most by which another token may lead: logits differ by about 1e-5 between processors
+EPSILON: Final = 2.0**-10  # tolerated lead of another token in logit plus noise: logits differ by 1e-5 between processors
 # Tolerance of the correlation: twice the effect of `FIGURE_TOLERANCE` in each score (`rlhf.objectives.rollouts.SCORE_VARIANCE`).
 CORRELATION_TOLERANCE: Final = 0.02
 FIGURE_TOLERANCE: Final = 1e-4  # tolerance of sums, per token or response: no setting depends on smaller differences
@@ -127,7 +127,7 @@ class PpoDeclarer:
         place, said = RolloutId(job, round, trainer), declaration.record
         known = self._known(parameters, place, said.blob, declaration.files[said.blob], on_step, is_checked=True)
         assert known.excess_BT is not None
-        if not (known.excess_BT[known.mask_BT] <= EPSILON).all():  # `<=` is false for NaN, too
+        if not (known.excess_BT[known.mask_BT] <= EPSILON).all():  # `<=` is also false for NaN
             return ROLLOUT
         return FIGURES if self._differ(said, self._record(known)) else None
 
@@ -175,7 +175,7 @@ class PpoDeclarer:
     def _known(
         self, parameters: Float32Array, place: RolloutId, blob: bytes, path: Path, on_step: OnProgress, is_checked: bool = False
     ) -> _ScoredRollouts:
-        """Return the scored responses of a blob. Raises `RemoteProtocolError` for an invalid blob."""
+        """Score the responses of a blob. Raises `RemoteProtocolError` for an invalid blob."""
         last = self._last
         if last is not None and last.key == (place, blob) and (last.excess_BT is not None or not is_checked):
             return last
@@ -198,7 +198,7 @@ class PpoDeclarer:
         )
         score_B = self._scores(whole_BS, begins, responses, on_step)
         blocked = [False] * len(responses)
-        if self._own.blocklist is not None:  # A blocked response gets the lowest score instead of its reward.
+        if self._own.blocklist is not None:  # blocked responses get the lowest score, instead of their reward
             blocked = [self._blocks_response(*row, on_step) for row in zip(asked, responses, strict=True)]
             score_B[torch.tensor(blocked)] = -self._own.score_clip
         self._last = _ScoredRollouts(

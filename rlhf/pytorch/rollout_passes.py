@@ -31,7 +31,7 @@ Noise = Callable[[Iterable[tuple[int, int]]], Float32Array]  # tokens as (respon
 def sample_responses(
     model: GPT, prompts: Sequence[TokenIds], noise: Noise, bounds: RolloutLimits, on_token: OnProgress
 ) -> list[list[int]]:
-    """Sample a response to each prompt. Each sampled token is the argmax of logits plus noise."""
+    """Sample a response to each prompt. Each token is the argmax of logits plus noise."""
     responses: list[list[int]] = [[] for _ in prompts]
     rows = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
     with torch.no_grad():
@@ -77,7 +77,7 @@ def _sample_part(
 
 
 def response_features(model: GPT, x_BS: Tensor, begin_B: Tensor, tokens: int) -> Tensor:
-    """Return the features (B, T, C) that predict each of T tokens of the responses, which start at the positions `begin_B`.
+    """Return the features (B, T, C) that predict each of T tokens of the responses, which start at `begin_B`.
 
     Features after the last input are arbitrary.
     """

@@ -61,14 +61,14 @@ def reward_loss(model: GPT, x_N2S: Tensor, last_N2: Tensor, p_N: Tensor) -> Tens
 
 
 def scores_of_pairs(model: GPT, x_N2S: Tensor, last_N2: Tensor) -> Tensor:
-    """Return the scores (N, 2) of pairs without gradients. Arguments and result are tensors on the CPU."""
+    """Return the scores (N, 2) of pairs without gradients. Takes and returns tensors on the CPU."""
     with torch.no_grad():
         texts = (tensor.flatten(0, 1).to(model.device) for tensor in (x_N2S, last_N2))
         return text_scores(model, *texts).view(-1, 2).cpu()
 
 
 def held_out_scores(model: GPT, tokens: TokenizedPairs, on_step: OnProgress) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (scores (N, 2), p (N,)) of the measured held-out pairs, always divided into the same parts."""
+    """Yield (scores (N, 2), p (N,)) of the measured held-out pairs, always in the same parts."""
     for chosen in _held_out(tokens, model.spec.context):
         x_N2S, last_N2, p_N = map(torch.from_numpy, pair_batch(tokens.held_out, tokens.held_out_split, chosen))
         yield scores_of_pairs(model, x_N2S, last_N2), p_N
@@ -124,7 +124,7 @@ def preference_metrics(d_N: Tensor, p_N: Tensor) -> dict[str, float]:
 
 
 def response_logp(model: GPT, x_BS: Tensor, y_BS: Tensor, mask_BS: Tensor) -> Tensor:
-    """Return the log-probability (B,) of each response after its prompt. Logits are computed only at tokens of responses."""
+    """Return the log-probability of each response after its prompt (B,). Logits are computed for response tokens only."""
     x_BS, y_BS, mask_BS = (tensor.to(model.device) for tensor in (x_BS, y_BS, mask_BS))
     logits_MV = model.logits(model.features(x_BS)[mask_BS])
     logp_M = losses.log_probabilities(logits_MV[None], y_BS[mask_BS][None])[0]
@@ -197,7 +197,7 @@ def _logp_of_pairs(model: GPT, x_N2S: Tensor, y_N2S: Tensor, mask_N2S: Tensor) -
 
 
 def _held_out(tokens: TokenizedPairs | TokenizedResponses, context: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield the numbers of the held-out records to measure, always divided into the same parts."""
+    """Yield numbers of the measured held-out records, always in the same parts."""
     chosen = _chosen(tokens)
     for start in range(0, len(chosen), _at_once(context)):
         yield chosen[start : start + _at_once(context)]

@@ -69,7 +69,7 @@ TURN_SECONDS = 15.0  # seconds after which a transfer pauses if others wait, sin
 
 # Seconds until a peer asks a holder again that told it to wait: the holder may name other peers, or its offer may have been lost.
 WAIT_SECONDS = 2.0
-# Seconds if that holder is still downloading the blob itself, since it announces the end of its download.
+# Seconds until a peer asks a holder again that is still downloading the blob: the holder announces the end of its download.
 WAIT_GETTING_SECONDS = 10.0
 REMAINING_SECONDS_MAX = 2.0  # seconds; a transfer that needs longer for its last bytes moves to a holder that offers a slot
 SEARCH_SECONDS = 0.1  # interval of requests to unnamed peers: the holders that let this peer wait may be faulty
@@ -101,7 +101,7 @@ class DownloadWindow:
     mean: float = 0.0  # moving average of the seconds from a request to its chunk, for `answer_timeout`
     deviation: float = 0.0
     shrunk: float = -math.inf  # time of the last halving
-    # The tuple (digest, offset, time) of each request, in the order of the answers.
+    # (digest, offset, time) of each request, in the order of the answers.
     asked: deque[tuple[bytes, int, float]] = field(default_factory=lambda: deque(maxlen=ASKED_MAX))
 
     def record_request(self, digest: bytes, offset: int, now: float) -> None:
@@ -137,11 +137,11 @@ class DownloadWindow:
         self.fastest = min(self.fastest, took)
         if took <= self.fastest + QUEUE_SECONDS:
             self.window = min(WINDOW_CHUNKS_MAX, self.window + 1)
-        elif now >= self.shrunk + took:  # A request from before the last halving does not measure the new window.
+        elif now >= self.shrunk + took:  # Requests from before the last halving do not measure the new window.
             self.window, self.shrunk = max(WINDOW_CHUNKS_MIN, self.window // 2), now
 
 
-RetryTimes = dict[bytes, tuple[float, float]]  # peer -> (time of the next request, last pause in seconds)
+RetryTimes = dict[bytes, tuple[float, float]]  # peer -> (time of the next request, last pause)
 
 
 @dataclass(slots=True)
@@ -259,7 +259,7 @@ class BlobExchange:
         recall: Callable[[bytes, bytes], None] = lambda peer, digest: None,
         is_stranger: Callable[[bytes], bool] = lambda peer: False,
     ) -> None:
-        """`recall(peer, digest)` withdraws the blob's chunks that are queued for the peer."""
+        """`recall(peer, digest)` withdraws queued chunks of a blob for a peer."""
         self._me, self._blobs = me, blobs
         self._send, self._drop, self._connected, self._run_blocking = send, drop, connected, run_blocking
         self._transfers: dict[bytes, _Transfer] = {}
@@ -299,7 +299,7 @@ class BlobExchange:
                 goal.has_parts = wanted is not None
                 if wanted is None:  # a small blob, or the list of an object's parts
                     await self._fetch_piece(digest, size_max, named)
-                elif wanted.total > size_max:  # The list is false, since the object is expected to be smaller.
+                elif wanted.total > size_max:  # The list is false, since the expected object is smaller.
                     await trio.sleep(RETRY_SECONDS_MAX)
                 elif wanted.lacking:
                     await self._fetch_parts(digest, wanted.lacking, named, goal)
@@ -315,10 +315,7 @@ class BlobExchange:
     async def _fetch_parts(
         self, digest: bytes, lacking: Mapping[bytes, int], sources: tuple[bytes, ...], goal: _ObjectDownload
     ) -> None:
-        """Fetch the missing parts of an object.
-
-        The order of the parts differs between peers, so that peers can exchange parts.
-        """
+        """Fetch the missing parts of an object. The order differs between peers, so that they can exchange parts."""
         parts = iter(sorted(lacking, key=lambda part: hashlib.sha256(self._me + part).digest()))
         errors: list[Exception] = []
 
@@ -419,7 +416,7 @@ class BlobExchange:
             transfer.changed.set()
 
     def _mark_responsive(self, peer: bytes) -> None:
-        """Record that a peer answers, and extend the timeouts of transfers from that peer, since it is busy and not silent."""
+        """Record that a peer answers, and extend the timeouts of transfers from it, since it is busy and not silent."""
         self._silent.discard(peer)
         now = trio.current_time()
         for transfer in self._transfers.values():
@@ -503,10 +500,7 @@ class BlobExchange:
             self._request_chunks(transfer, peer)
 
     def _window_bytes(self, transfer: _Transfer) -> int:
-        """Return the bytes to request ahead.
-
-        Transfers of audit data share their holder's window, and each has at least one chunk.
-        """
+        """Return the bytes to request ahead. Transfers of audit data share their holder's window, with a chunk each at least."""
         if transfer.download_window is None:
             return WINDOW_CHUNKS * BLOB_CHUNK_BYTES
         sharing = sum(other.download_window is transfer.download_window for other in self._transfers.values())
@@ -543,8 +537,7 @@ class BlobExchange:
         while transfer.error is None and not self._is_here(transfer):
             transfer.is_audit_data = self._blobs.is_audit_data(transfer.digest)
             turns = self._reveals if transfer.is_audit_data else self._turns
-            # One of the TRANSFERS_MAX is occupied only while a holder sends, so a blob without a holder blocks no other.
-            async with turns:
+            async with turns:  # A turn is held only while a holder sends, so that a blob without a holder blocks no other blob.
                 transfer.changed = trio.Event()
                 # An earlier holder may have completed the blob meanwhile.
                 holder, pause = (None, 0.0) if transfer.complete else self._choose_holder(transfer)
@@ -590,7 +583,7 @@ class BlobExchange:
         return transfer.is_found and bool(transfer.waits) and not is_hinted
 
     def _preference(self, transfer: _Transfer, peer: bytes) -> tuple[object, ...]:
-        """Return a sort key of a peer. The peer with the least key is asked first.
+        """Return a sort key of a peer. The least is asked first.
 
         The key prefers peers with few failures, then peers that answer, then peers that were named. A hash spreads the load over
         equal peers. About the same number of an object's parts is requested from each of its holders. At most one part is
@@ -708,4 +701,4 @@ class BlobExchange:
             if len(transfer.contributors) == 1:
                 self._drop(next(iter(transfer.contributors)), error)
             transfer.one_holder = True
-        transfer.restart()  # If the blob was wrong or is deleted already, all its bytes are needed again.
+        transfer.restart()  # If the blob was wrong or is deleted already, all of it is needed again.

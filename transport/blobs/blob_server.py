@@ -130,14 +130,14 @@ class UploadQueue:
         return tuple((found[start:] + found[:start])[:BLOB_HOLDERS_MAX])
 
     def on_blob_stored(self, digest: bytes, size: int, now: float) -> list[bytes]:
-        """Record that this peer has a blob. Return the waiting peers that get a slot."""
+        """Record that this peer has a blob. Return the peers that get a slot."""
         if digest not in self._blobs:  # No peer has requested it.
             return []
         self._blobs[digest].size = size
         return self._offer_slots(digest, now)
 
     def on_peer_has(self, digest: bytes, peer: bytes, now: float) -> list[bytes]:
-        """Record that another peer has a blob. Return the waiting peers that get a slot."""
+        """Record that another peer has a blob. Return the peers that get a slot."""
         blob = self._blobs.get(digest)
         if blob is None or (peer not in blob.places and peer not in blob.waiting):  # A peer without a request is not recorded.
             return []
@@ -151,7 +151,7 @@ class UploadQueue:
         return self._offer_slots(digest, now)
 
     def on_declined(self, digest: bytes, peer: bytes, now: float) -> list[bytes]:
-        """Record that a peer declines a blob, or lacks it. Return the waiting peers that get a slot."""
+        """Record that a peer declines a blob, or lacks it. Return the peers that get a slot."""
         blob = self._blobs.get(digest)
         if blob is None:
             return []
@@ -260,7 +260,7 @@ class BlobServer:
         """Create a server of `blobs`. `comes(digest)` returns whether this peer is downloading the blob."""
         self._blobs, self._send, self._comes, self._is_stranger = blobs, send, comes, is_stranger
         self._serving = UploadQueue(is_stranger)
-        self._served = trio.Event()  # set when slots or waiting peers have changed
+        self._served = trio.Event()  # set if slots or waiting peers have changed
         self.bytes_sent = 0
         self.audit_bytes_sent = 0  # bytes of audit data in `bytes_sent`
         self.audit_bytes_by_peer = Counter[bytes]()  # peer -> bytes of `audit_bytes_sent`

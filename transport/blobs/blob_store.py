@@ -59,4 +59,4 @@ class BlobStore(Protocol):
         """
 
     def sweep_partial(self, wanted: Collection[bytes]) -> None:
-        """Delete incomplete objects except `wanted` and a bounded number of bytes of others. May run in a worker thread."""
+        """Delete incomplete objects outside `wanted`, except a bounded rest. May run in a worker thread."""

@@ -66,7 +66,7 @@ class BanList:
             self._bans.popitem(last=False)
 
     def banned_until(self, peer: bytes) -> float:
-        """Return the time when the key's last ban ends, or minus infinity if the key was never banned."""
+        """Return the end of the key's last ban, or minus infinity if it was never banned."""
         return self._bans.get(peer, (float("-inf"), 0.0))[0]
 
 
@@ -244,7 +244,7 @@ class ConnectionManager:
             self._add_past_traffic(link)
             link.move_held_bytes(MemoryAccount())
             if self._links.get(link.peer) is successor and not link.handed_over:
-                # Messages may be lost, so report a new link: both peers then repeat state that the other peer may lack.
+                # Messages may be lost, so report a new link: both sides then repeat state that the other may lack.
                 self.events.put(PeerDisconnected(link.peer), successor)
                 self._exchange.peer_disconnected(link.peer)
                 self.events.put(PeerConnected(link.peer), successor)
@@ -291,7 +291,7 @@ class ConnectionManager:
             link.cpu_account.spend(seconds)
 
     def cpu_wait_seconds(self, peer: bytes) -> float:
-        """Return the seconds until a peer's link has paid back its debt of processor time. 0 or less: it has no debt."""
+        """Return the seconds until a peer's link has paid back its debt; 0 or less: it has none."""
         link = self._links.get(peer)
         return 0.0 if link is None else link.cpu_account.wait_seconds()
 

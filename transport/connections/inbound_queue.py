@@ -90,7 +90,7 @@ class InboundQueue:
         self._receivers.unpark()
 
     async def put_received(self, event: DataReceived, source: PeerLink, priority: Priority) -> None:
-        """Wait while the queue of the message's peer is full, and then queue the message."""
+        """Queue a message, after waiting while the queue of its peer is full."""
         while (line := self._line(event.peer)) is not None and line.unread >= UNREAD_BYTES_MAX[source.peer_class]:
             await line.senders.park()
         if not source.closed:
@@ -122,13 +122,13 @@ class InboundQueue:
             self._receivers.unpark()
 
     def _pause(self) -> float:
-        """Return the seconds until a stranger's message may be delivered, if no other peer has sent one before."""
+        """Return the seconds until a stranger's message may be delivered, if no other event comes before."""
         if not self._strangers or self._at_work.total() >= STRANGER_MESSAGES_IN_PROGRESS_MAX:
             return math.inf
         return max(0.0, self._strangers_wait())
 
     def promote_peer(self, peer: bytes) -> None:
-        """Move a former stranger's events, in their order, to the table of members."""
+        """Move the events of a former stranger, in their order, to those of members."""
         if peer in self._strangers:
             self._members[peer] = self._strangers.pop(peer)
             self._receivers.unpark()

@@ -53,7 +53,7 @@ class LinkClosedByPeer(RemoteProtocolError):
     """The error of a link that the other peer has ended with a reason. The peer is not banned for it."""
 
     def __init__(self, reason: str) -> None:
-        code = reason if _CODE.fullmatch(reason) else "it gave no valid reason"  # Any other text of a stranger is never shown.
+        code = reason if _CODE.fullmatch(reason) else "it gave no valid reason"  # Other text of a stranger is never shown.
         super().__init__("closed", f"the peer closed the link: {CLOSE_REASON_TEXTS.get(reason, code)}")
 
 
@@ -63,12 +63,12 @@ def raise_if_closed(message: Message) -> None:
         try:
             closing: LinkClosing = decode_message(message.data, (LinkClosing,))
         except RemoteProtocolError:
-            return  # The message is no `LinkClosing`: other code handles it later.
+            return  # Another message is handled later.
         raise LinkClosedByPeer(closing.reason)
 
 
 class UploadShaper:
-    """The limit of strangers' traffic on this peer's uplink: the bandwidth that others leave, and at least STRANGERS_SHARE of it.
+    """The limit of strangers' traffic: the part of the uplink that others do not use, and at least STRANGERS_SHARE of the uplink.
 
     | bytes wait for a member, guest or voter | a frame for a stranger |
     |---|---|
@@ -108,7 +108,7 @@ class PeerLink:
 
     def __init__(self, peer: bytes, address: str, dialed: bool, outbox: Outbox, inbox: Inbox) -> None:
         self.peer, self.address, self.dialed = peer, address, dialed
-        self.host = host_subnet(parse_address(address)[0])  # the peer's network, for quotas by host
+        self.host = host_subnet(parse_address(address)[0])  # key of the peer's host, for quotas by host
         self.outbox, self.inbox = outbox, inbox
         # The network replaces these three values when it attaches the link.
         self.peer_class, self.memory_account, self.cpu_account = (
@@ -152,7 +152,7 @@ class PeerLink:
         return True
 
     def queue_message(self, message: Any, priority: Priority) -> bool:
-        """Queue a message of the link itself, and not of the application. False: the queue is full."""
+        """Queue a message of the link itself. False: the queue is full."""
         return self.queue_bytes(Channel.LINK, encode(message), priority)
 
     async def wait_until_sendable(self) -> None:
@@ -166,7 +166,7 @@ class PeerLink:
         self.meter.on_busy(self.tcp_info(), trio.current_time())
 
     def tcp_info(self) -> TcpInfo:
-        return TcpInfo(sum(self.outbox.sent), 0, 0, 0)  # All bytes count as delivered, so that the measured rate never falls.
+        return TcpInfo(sum(self.outbox.sent), 0, 0, 0)  # All bytes count as sent, so that the rate never falls.
 
     def switch_account(self, account: MemoryAccount) -> None:
         """Charge the memory of this link to another account from now on."""
@@ -216,7 +216,7 @@ class PeerLink:
 
     @property
     def handed_over(self) -> bool:
-        """True if each of the two peers has read all messages of this link."""
+        """True if both peers have read all messages of this link."""
         return self._all_read_there and self._moved_lanes >= len(Priority)
 
     def ping(self) -> None:

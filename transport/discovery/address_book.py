@@ -40,7 +40,7 @@ OWN_BOOK_MAX: Final = 64
 # Concurrent dials per source of addresses, so that a source of dead addresses delays only its own dials.
 SOURCE_DIALS_MAX: Final = 4
 
-BACKOFF_SECONDS: Final = 0.2  # the largest random pause before a dial; doubled by each failure
+BACKOFF_SECONDS: Final = 0.2  # the largest pause before a dial, doubled by each failure; the pause is random
 BACKOFF_SECONDS_MAX: Final = 20.0
 DIRECT_SECONDS_MAX: Final = 60.0  # largest pause before a dial if the peer is linked over a relay
 STABLE_SECONDS: Final = 10.0  # duration after which a connection counts as a success, and resets the pause before a dial
@@ -124,7 +124,7 @@ class AddressBook:
             self._entries.setdefault(entry.address, entry)
         self._members: dict[bytes, AddressSource] = {}
         self._strangers, self._neighbours = AddressSource(STRANGERS_BOOK_MAX), AddressSource(LOCAL_BOOK_MAX)
-        self._mine: dict[str, None] = {}  # addresses that were announced for our key, and at which this process answered
+        self._mine: dict[str, None] = {}  # addresses announced for our key at which this process answered
 
     def entries(self) -> tuple[AddressEntry, ...]:
         return tuple(self._entries.values())
@@ -176,7 +176,7 @@ class AddressBook:
         self._learn(address, peer, self._source(peer))
 
     def _is_linked_elsewhere(self, entry: AddressEntry) -> bool:
-        """Return whether the entry's peer is linked, but not by a dial of the entry's address."""
+        """Return whether the entry's peer is linked, but not by a dial of this address."""
         link = self._links.get(entry.peer) if entry.peer is not None else None
         return link is not None and not (link.dialed and link.address == entry.address)
 
@@ -196,7 +196,7 @@ class AddressBook:
     def _learn(self, address: str, peer: bytes | None, source: AddressSource) -> None:
         entry = self._entries.get(address)
         if entry is not None:
-            if entry.source is self._strangers and source is not self._strangers:  # A member is more credible.
+            if entry.source is self._strangers and source is not self._strangers:  # A member is more credible than a stranger.
                 self._strangers.address_count, source.address_count, entry.source = (
                     self._strangers.address_count - 1,
                     source.address_count + 1,
@@ -208,7 +208,7 @@ class AddressBook:
             self._added(entry)
 
     def remove_address(self, address: str) -> None:
-        """Stop dialing an address. An existing connection to the address continues."""
+        """Stop dialing an address. A connection to it continues."""
         entry = self._entries.pop(address, None)
         if entry is not None:
             if entry.source is not None:
@@ -244,10 +244,7 @@ class AddressBook:
             entry.end_attempt("" if (entry.linked and was_linked) or has_another else reason)
 
     def record_refusal(self, address: str) -> None:
-        """Forget a stranger's address after the stranger refused the link.
-
-        A member is dialed again, since it may have a free link later.
-        """
+        """Forget a stranger's address after one end refused the link. A member is dialed again: it may have a free link later."""
         entry = self._entries.get(address)
         if entry is not None and not entry.is_persistent and entry.peer is not None and self._is_stranger(entry.peer):
             self.remove_address(address)
@@ -283,7 +280,7 @@ class AddressBook:
             self.remove_address(entry.address)
 
     def schedule_retry(self, entry: AddressEntry, now: float) -> float:
-        """Return the seconds until the next dial, with full jitter. Report the last failure to a person if it is new."""
+        """Return the seconds until the next attempt, with full jitter. Report the last failure to a person if it is news."""
         link = self._links.get(entry.peer) if entry.peer is not None else None
         longest = DIRECT_SECONDS_MAX if link is not None and link.relay is not None else BACKOFF_SECONDS_MAX
         pause = self._random.uniform(0, min(longest, BACKOFF_SECONDS * 2 ** min(entry.failures, 16)))
@@ -300,6 +297,6 @@ class AddressBook:
         return pause
 
     def unreachable_addresses(self) -> tuple[AddressEntry, ...]:
-        """Return the entries whose last dial failed and whose peer is not linked."""
+        """Return the entries whose last attempt failed and whose peer is not linked."""
         here = {self._me, *self._links}
         return tuple(entry for entry in self.entries() if entry.reason and entry.peer not in here)

@@ -71,7 +71,7 @@ class Mdns(OptionalService):
         while True:
             try:
                 await self._serve(*self._place())
-            except Exception as error:  # The library raises errors of any class, even for packets of other machines.
+            except Exception as error:  # The library raises errors of any class, also because of packets of other machines.
                 log.debug("mDNS", exc_info=True)
                 self.set_status(False, f"multicast DNS failed: {error}; next try in {LOOK_SECONDS:g} s")
                 await trio.sleep(LOOK_SECONDS)
@@ -82,7 +82,7 @@ class Mdns(OptionalService):
         if not listening:
             return tuple(sorted(self._hosts())), None
         own = [parse_address(address) for address in expand_wildcards(listening, self._hosts())]
-        port = own[0][1] if own else None  # A service of mDNS has one port.
+        port = own[0][1] if own else None  # A service has one port.
         return tuple(sorted(host for host, at in own if at == port and is_ip(host))), port
 
     async def _serve(self, hosts: tuple[str, ...], port: int | None) -> None:
@@ -117,7 +117,7 @@ class Mdns(OptionalService):
                 self._names.pop(name, None)
             elif name != own and len(self._names) < NAMES_MAX:
                 self._names[name] = None
-            with contextlib.suppress(trio.RunFinishedError):  # Zeroconf's thread may outlive the peer.
+            with contextlib.suppress(trio.RunFinishedError):  # The thread of zeroconf may outlive the peer.
                 token.run_sync_soon(self._wake, idempotent=True)
 
         opened = Zeroconf(interfaces=[host for host in hosts if ":" not in host] or list(hosts))

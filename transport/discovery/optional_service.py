@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class OptionalService:
-    """A service with a status. `name` is the name of its setting, and `tell` is called with each new status."""
+    """A service with a status. `name` is its setting, and `tell` is called with each new status."""
 
     def __init__(self, name: str, tell: Callable[[str], None]) -> None:
         self.name, self._tell = name, tell
@@ -21,5 +21,5 @@ class OptionalService:
         self.set_status(False, f"the package {error.name} is not installed: install the extra `{self.name}`")
 
     async def run(self) -> None:
-        """Run the service. Return only if the service has nothing to do."""
+        """Run the service. Return only if there is nothing to do."""
         raise NotImplementedError

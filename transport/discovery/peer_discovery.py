@@ -21,7 +21,7 @@ from transport.peer_policy import PeerClass
 from transport.wire.framing import Priority
 
 FANOUT: Final = 8  # links to which a new record is forwarded: after three steps, hundreds of peers have the record
-TICK_SECONDS: Final = 60.0  # interval of requests for all records of a peer, which find missed records
+TICK_SECONDS: Final = 60.0  # interval of requests for all records that a peer has, which find missed records
 ANSWER_SECONDS: Final = 10.0  # least interval between answers with all records on one link: an answer has up to 200 kB
 DIAL_AGAIN_TICKS: Final = 10  # number of TICK_SECONDS until forgotten addresses of unlinked peers are dialed again
 DIAL_BACKS_MAX: Final = 4  # dial-backs in DIAL_BACK_SECONDS, for all links together
@@ -122,7 +122,7 @@ class PeerDiscovery:
                 is_stale = True
         if is_stale:
             self._send(link, self.book.records_for_scope(link.address_scope, now, [link.peer]))
-        # Strangers get records only on request.
+        # Strangers get records on request only.
         others = [other for other in self._links.values() if other is not link and other.peer_class is not PeerClass.STRANGER]
         for other in self._random.sample(others, min(FANOUT, len(others))) if new else ():
             self._send(other, self.book.records_for_scope(other.address_scope, now, new.keys() - {other.peer}))
@@ -155,7 +155,7 @@ class PeerDiscovery:
         return self._reachability.observed_host if self.reachability is ReachabilityState.DIRECT else None
 
     def on_inbound_handshake(self, peer: bytes) -> None:
-        """Record a complete handshake on a connection that `peer` has dialed."""
+        """Record a handshake on a connection that `peer` has dialed."""
         before = self.observed_host
         self._reachability.on_inbound_handshake(peer)
         if self.observed_host != before:

@@ -141,7 +141,7 @@ class PeerRecordBook:
                 if len(self._forgotten) > FORGOTTEN_MAX:
                     del self._forgotten[next(iter(self._forgotten))]
 
-    # Records of this peer ---------------------------------------------------------------------------------------------
+    # Own records ------------------------------------------------------------------------------------------------------
 
     def sign_own_records(
         self, addresses: Mapping[AddressScope, tuple[str, ...]], relays: tuple[bytes, ...], now: float, above: int = 0
@@ -175,7 +175,7 @@ class PeerRecordBook:
         return iter(dict.fromkeys(peer for peer, _ in self._held if peer != self.me))
 
     def addresses(self, peer: bytes) -> tuple[str, ...]:
-        """Return the addresses in a peer's records, the widest scope first."""
+        """Return the addresses of a peer, the widest scope first."""
         records = (self._held.get((peer, scope)) for scope in reversed(AddressScope))
         return tuple(address for held in records if held is not None for address in held.record.addresses)
 
@@ -190,7 +190,7 @@ def addresses_in_scope(record: PeerRecord) -> tuple[str, ...]:
     """Return a record's addresses, or none if one is outside its scope.
 
     A peer that forwards a record with an address outside its scope is not banned, since the list of private networks differs
-    between versions.
+    between programs.
     """
     try:
         return record.addresses if {scope_of(address) for address in record.addresses} <= {record.scope} else ()

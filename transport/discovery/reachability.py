@@ -107,7 +107,7 @@ class Reachability:
     def on_observed(self, peer: bytes, address: str, dialed_us: bool) -> None:
         """Record the address at which `peer` sees this peer.
 
-        `dialed_us`: `peer` dialed the link. Raises `UserError` if it is invalid.
+        `dialed_us`: `peer` dialed the link. Raises `UserError` for an invalid address.
         """
         host = parse_address(address)[0]
         if not is_ip(host):
@@ -119,7 +119,7 @@ class Reachability:
             self._reached.add(peer)
 
     def on_inbound_handshake(self, peer: bytes) -> None:
-        """Record a complete handshake on a connection that `peer` has dialed."""
+        """Record a handshake on a connection that `peer` has dialed."""
         if peer in self._seen:
             self._reached.add(peer)
 
@@ -128,7 +128,7 @@ class Reachability:
             self._missed.add(peer)
 
     def on_address_changed(self) -> None:
-        """Forget failed dial-backs after a change of the port. Members may then be asked again after DIAL_BACK_SECONDS."""
+        """Forget failed dial-backs after a change of the port, and let the members be asked again after DIAL_BACK_SECONDS."""
         self._missed.clear()
         earlier = ASK_AGAIN_SECONDS - DIAL_BACK_SECONDS
         self._asked = {peer: at - earlier for peer, at in self._asked.items()}

@@ -1,6 +1,6 @@
 """Port forwarding by the router, with UPnP's Internet Gateway Device and the library miniupnpc.
 
-| the router | effect |
+| the router | then |
 |---|---|
 | is missing, refuses, or has no public address | the status says so; the next renewal tries again |
 | forwards the port | the public address is announced to other peers |
@@ -41,7 +41,7 @@ RunInThread = Callable[..., Awaitable[Any]]  # signature of `trio.to_thread.run_
 
 
 class RouterError(Exception):
-    """The error of a request to the router, with a message of the library or of this module."""
+    """A failure of the router, with a message of the library or of this module."""
 
 
 class Gateway:
@@ -170,7 +170,7 @@ class Upnp(OptionalService):
         super().__init__("upnp", tell)
         self._listening, self._outside, self._make_router = listening, outside, make_router
         self._run_blocking = run_blocking
-        self._until = -math.inf  # time when the last lease ends
+        self._until = -math.inf  # end of the last lease
 
     async def run(self) -> None:
         if not self._listening():

@@ -15,8 +15,8 @@ earlier connections are closed. This takes 0.8 s if closing a connection takes 6
 retries after 1, 3 and 7 seconds.
 
 A half-open connection is still in the handshake, so its peer is unknown. If there are too many, the host with most half-open
-connections loses its oldest one. So an attacker evicts mostly its own connections: an honest handshake takes only a few round
-trips. Connections from hosts of members are evicted last.
+connections loses its oldest one. So an attacker evicts only its own connections, because an honest handshake takes only a
+few round trips. Connections from hosts of members are evicted last.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ FEW_SECONDS = 8 * CONNECTION_SECONDS
 HOST_CONNECTIONS_SHARE = CpuShare(0.00015, 0.15)
 MEMBER_HOST_CONNECTIONS_SHARE = CpuShare(0.005, 0.15)
 ACCEPT_SHARE = CpuShare(0.01, 0.05)  # CPU share of accepting connections from the kernel, even if they are closed at once
-BACKLOG = 128  # accepted connections that wait in the kernel
+BACKLOG = 128  # connections that may wait in the kernel until they are accepted
 ACCEPT_BATCH_MAX = 32  # connections accepted between turns of other tasks: two milliseconds
 PAUSE_SECONDS = 0.05  # pause after a batch in which connections were refused
 FAULT_SECONDS = 0.1  # pause after a failed attempt to accept, for example without a free socket
@@ -75,7 +75,7 @@ assert sum(share.cpu_fraction for share in ALL_SHARES) < 0.5 / 3 / 4
 
 
 class AcceptLimiter:
-    """The limits of accepted connections, by host. `has_members(host)` returns whether a member has had a link from the host."""
+    """Limits of connections by host. `has_members(host)` returns whether members have linked from a host."""
 
     def __init__(self, has_members: Callable[[str], bool], processor: Callable[[], float]) -> None:
         self._has_members, self._processor = has_members, processor
@@ -109,7 +109,7 @@ class AcceptLimiter:
         nursery: trio.Nursery,
     ) -> None:
         """Accept connections for ever. `serve` handles and closes each admitted connection. `refuse` counts the others."""
-        with socket.socket(fileno=listener.socket.detach()) as listening:  # faster than Trio's `accept`
+        with socket.socket(fileno=listener.socket.detach()) as listening:  # Trio's `accept` would cost as much as a close.
             listening.setblocking(False)
             while True:
                 await trio.lowlevel.wait_readable(listening)
@@ -125,7 +125,7 @@ class AcceptLimiter:
                             refuse()
                             turned_away = True
                 except BlockingIOError:
-                    pass  # No other connection waits in the kernel.
+                    pass  # No further connection waits.
                 except OSError as error:
                     log.error("cannot accept a connection: %s", error)
                     await trio.sleep(FAULT_SECONDS)
@@ -134,7 +134,7 @@ class AcceptLimiter:
 
 
 class HalfOpenSlot:
-    """The slot of a half-open connection. `scope` contains all tasks of the connection."""
+    """The slot of a half-open connection. `scope` contains all its tasks."""
 
     def __init__(self, host: str) -> None:
         self.host = host
@@ -145,7 +145,7 @@ class HalfOpenSlot:
 class HalfOpenTable:
     def __init__(self, half_open_max: int = HALF_OPEN_MAX) -> None:
         self._half_open_max = half_open_max
-        self._places: dict[HalfOpenSlot, None] = {}  # slots in use, the oldest first
+        self._places: dict[HalfOpenSlot, None] = {}  # slots, the oldest first
 
     @contextlib.contextmanager
     def hold_slot(self, host: str, spared: Collection[str]) -> Iterator[HalfOpenSlot]:
@@ -170,7 +170,7 @@ class HalfOpenTable:
             raise RemoteProtocolError("half-open", "evicted by a newer connection")
 
     def release_slot(self, place: HalfOpenSlot) -> None:
-        """Free the slot of a connection that has become a link or has ended."""
+        """Free the slot of a connection that is a link now, or has ended."""
         self._places.pop(place, None)
 
     def _end_oldest(self, hosts: set[str]) -> None:

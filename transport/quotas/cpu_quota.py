@@ -61,7 +61,8 @@ STRANGERS_SHARE = CpuShare(0.005, 0.02)  # all strangers together; the burst of 
 HANDSHAKES_SHARE = CpuShare(0.006, 1.0)
 # CPU share of the handshakes of one host without members. It only orders hosts by debt, which decays at this rate.
 HOST_HANDSHAKES_SHARE = CpuShare(0.01, 0.0)
-MEMBER_HOST_HANDSHAKES_SHARE = CpuShare(0.01, 0.5)  # handshakes of one host; the burst: a network behind one address
+# CPU share of the handshakes of one host with members. The burst serves a whole network that reconnects from one address.
+MEMBER_HOST_HANDSHAKES_SHARE = CpuShare(0.01, 0.5)
 
 
 class CpuBucket:

@@ -21,7 +21,7 @@ from transport.peer_policy import PeerClass
 # With it, 200 voters have a share of 2.5 MiB each, and seven peers can still fill their queues.
 MEMBERS_BYTES = 512 << 20
 STRANGERS_BYTES = 32 << 20
-STRANGERS_MAX = 16  # links of strangers: each costs work at every height, so a new one evicts another
+STRANGERS_MAX = 16  # links of strangers, since each costs work at every height; a new one evicts another
 
 assert MEMBERS_BYTES > STRANGERS_BYTES >= 2 * MESSAGE_BYTES_MAX, "one message is no reason to end a link"
 assert STRANGERS_BYTES // STRANGERS_MAX > SNAPSHOT_PART_BYTES_MAX + (64 << 10), "a share holds a part of a snapshot"
@@ -34,7 +34,7 @@ class MemoryBudget:
 
 
 class MemoryAccount:
-    """The account of one peer's memory: its link's queues, its undelivered messages, and records of its circuits."""
+    """The bytes that one peer holds: its link's queues, its undelivered messages, and records of its circuits."""
 
     def __init__(self, owner: bytes = b"", budget: MemoryBudget | None = None) -> None:
         self.owner, self.held = owner, 0

@@ -19,7 +19,7 @@ from protocol.messages import CircuitCredit, CircuitData, CloseCircuit, Incoming
 from transport.quotas.memory_quota import MemoryAccount
 from transport.wire.framing import MESSAGE_OVERHEAD_BYTES, TAG_BYTES, Priority
 
-ROUNDING = 1e-6  # largest rounding error of a bucket's tokens after the computed wait
+ROUNDING = 1e-6  # largest rounding error of a bucket's level after the computed wait
 
 
 class TokenBucket:
@@ -216,7 +216,7 @@ class CircuitRelay:
         return self._asking[member]
 
     def cancel_reservations(self) -> None:
-        """Cancel all reservations. Existing circuits continue."""
+        """Cancel all reservations. Circuits continue until they end."""
         self._reservations.clear()
 
     def on_unlinked(self, peer: bytes) -> None:
@@ -268,7 +268,7 @@ class CircuitRelay:
     def on_message(self, peer: bytes, message: CircuitData | CircuitCredit | CloseCircuit) -> None:
         circuit = self._circuits.get(message.circuit)
         if circuit is None or peer not in circuit.ends:
-            return  # The circuit was closed meanwhile, or this peer is not an end of it.
+            return  # The circuit was closed meanwhile, or is not this peer's.
         other = circuit.ends[peer == circuit.ends[0]]
         match message:
             case CircuitData(priority=priority, data=data):

@@ -27,7 +27,7 @@ CREDIT_BYTES_MIN: Final = 1 << 10  # bytes of credit below which a lane sends no
 
 
 class CircuitSession(NoiseSession):
-    """A session over a circuit. `credit(lane)` returns the bytes that the relay accepts now in that lane."""
+    """A session over a circuit. `credit(lane)` returns the bytes that the relay accepts now in a lane."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class CircuitSession(NoiseSession):
         return super().receive(data[1:])
 
     def next_priority(self) -> Priority | None:
-        """Return the first priority that has a message and credit to send it. None: no priority has."""
+        """Return the first priority with a message and credit to send it. None: there is none."""
         return next((one for one in Priority if self.outbox.has_waiting(one) and self._credit(one) >= CREDIT_BYTES_MIN), None)
 
     def data_to_send(self, frame_bytes: int = CIRCUIT_RECORD_BYTES_MAX - TAG_BYTES) -> bytes:
@@ -107,7 +107,7 @@ class RelayWatchdog:
                 self._arrived[lane], self._since[lane] = arrived[lane], now
 
     def is_withholding(self, sent: ByPriority, now: float, *, listens: bool) -> bool:
-        """Return whether the relay withholds a lane. Call this method a few times a second.
+        """Return whether the relay withholds a lane. Call this a few times a second.
 
         `listens`: this peer reads the reports of arrival. While it does not, the timeouts do not run.
         """

@@ -87,7 +87,7 @@ class CircuitStream:
         self.credited()
 
     def on_data(self, message: CircuitData) -> bool:
-        """Queue a received record. False: the record exceeds the window."""
+        """Queue a record. False: it exceeds the window."""
         if self.ended:
             return True
         is_full = self._unread[message.priority] + len(message.data) > WINDOW_BYTES[message.priority]
@@ -151,7 +151,7 @@ class CircuitStream:
             raise trio.BrokenResourceError("the link to the relay has ended, or its queue is full")
 
     async def send_eof(self) -> None:
-        """Do nothing, since the link's last message (`LinkClosing`) marks the end of the stream."""
+        """Do nothing, since the last message (`LinkClosing`) marks the end."""
         await trio.lowlevel.checkpoint()
 
 
@@ -166,7 +166,7 @@ class _CircuitDemand:
 
 
 class RelayClient:
-    """The relays that this peer uses, and the circuits that end at it.
+    """The relays that this peer uses, the circuits that end at it, and its own service as a relay.
 
     `serves(peer)` returns whether a peer is a member: this peer relays only for members, and uses only members as relays.
     `relaying` is this peer's own mode as a relay. `reachable()` returns this peer's reachability: only a RELAYED peer needs
@@ -345,7 +345,7 @@ class RelayClient:
 
     async def _dial(self, peer: bytes, relay: bytes, missing: _CircuitDemand) -> None:
         carrier = self._links.get(relay)
-        if carrier is None or carrier.relay is not None:  # The link to the relay was lost since the decision.
+        if carrier is None or carrier.relay is not None:  # The link was lost since the decision.
             missing.opened = False
             return
         start = trio.current_time()
@@ -386,7 +386,7 @@ class RelayClient:
         )
 
     async def _serve_end(self, stream: CircuitStream, peer: bytes) -> None:
-        """Serve this peer's end of a circuit until the circuit ends."""
+        """Serve one end of a circuit until it ends."""
         try:
             await self._serve(stream, peer)
         finally:

@@ -55,7 +55,7 @@ class LinkFailureDetector:
         self._since = now
 
     def record_arrival(self, now: float) -> None:
-        """End the silence. The next silence begins at `resume_listening`, after the message is handled."""
+        """End the silence. A new one begins at `resume_listening`, after the message is handled."""
         seconds, self._since = self.silent_seconds(now), None
         # The history omits outages, as in Akka. Otherwise the next outage would be detected late.
         if SILENCE_SECONDS_MIN <= seconds < self.suspect_seconds:

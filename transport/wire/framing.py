@@ -65,7 +65,7 @@ class Outbox:
         self._offsets = [0, 0, 0]  # by priority, the bytes of the first message that are already sent
         self._waiting = [0, 0, 0]
         self._sent = [0, 0, 0]
-        self.account = MemoryAccount()  # account that pays for queued bytes
+        self.account = MemoryAccount()  # account that is charged for queued bytes
         self._is_over = False
 
     def __bool__(self) -> bool:
@@ -167,11 +167,11 @@ class Inbox:
         self._partial: list[bytearray | None] = [None, None, None]
         self._channels = [Channel.APPLICATION] * 3
         self._received = [0, 0, 0]
-        self.account = MemoryAccount()  # account that pays for incomplete messages
+        self.account = MemoryAccount()  # account that is charged for incomplete messages
 
     @property
     def held(self) -> int:
-        """The number of bytes of incomplete messages."""
+        """Bytes of incomplete messages."""
         return sum(len(partial) for partial in self._partial if partial is not None)
 
     @property

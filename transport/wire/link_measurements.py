@@ -17,11 +17,11 @@ from transport.wire.framing import FRAME_PLAINTEXT_MAX
 VOTE_WAIT_SECONDS: Final = 0.025  # longest wait of a vote for the current frame, and as long again for unsent bytes in the kernel
 # Least size of a frame, and least limit of unsent bytes: smaller ones cost more headers, calls and wake-ups than they save.
 PIECE_BYTES_MIN: Final = 4 << 10
-PIECE_BYTES_START: Final = 16 << 10  # both sizes before the first measurement: 130 ms in all at 2 Mbit/s
+PIECE_BYTES_START: Final = 16 << 10  # frame size and limit of unsent bytes before a measurement: 130 ms at 2 Mbit/s
 # Most unsent bytes in the kernel: two frames of the largest size, so that a fast link is never idle between frames.
 UNSENT_BYTES_MAX: Final = 128 << 10
 WINDOW_SECONDS: Final = 0.1  # duration of one sample: on most links, the peer's kernel answers sooner
-BURST_SECONDS_MIN: Final = 0.005  # shorter bursts, and smaller ones than below, only fill buffers and do not measure the link
+BURST_SECONDS_MIN: Final = 0.005  # least duration of a burst that measures the link; shorter or smaller bursts only fill buffers
 BURST_BYTES_MIN: Final = 64 << 10
 TRIPS_KEPT: Final = 5  # round trips of pings whose median is used: it ignores two that waited behind other bytes
 MINUTE_SECONDS: Final = 60.0
@@ -99,7 +99,7 @@ class LinkHistory:
         return full[-1] if full else max((minute.burst for minute in minutes), default=0.0) or None
 
     def retransmitted(self, now: float) -> float | None:
-        """Return the share of retransmitted segments. None: no sent segments were counted."""
+        """Return the share of retransmitted segments. None: none were counted."""
         minutes = self.minutes(now)
         sent, again = sum(minute.sent for minute in minutes), sum(minute.retransmitted for minute in minutes)
         return max(0, again) / sent if sent else None  # A duplicate is reported later, maybe in the next minute.
@@ -113,13 +113,13 @@ class LinkMeter:
     | bytes always waited, here and in the kernel    | the geometric mean of the old and the sample's rate |
     | the kernel's queue was empty once              | the sample's rate if that is higher               |
 
-    The kernel's queue is empty when this peer is slow, and not the link. Without the second row, a busy peer would mistake its
+    If the kernel's queue is empty, this peer was slow, and not the link. Without the second row, a busy peer would mistake its
     pauses for a slow link, send smaller frames, and become slower.
     """
 
     def __init__(self, history: LinkHistory) -> None:
         self.history = history
-        self.bytes_per_second: float | None = None  # estimated rate; None: not measured yet
+        self.bytes_per_second: float | None = None  # estimated rate; None: not measured
         self._trips: deque[float] = deque(maxlen=TRIPS_KEPT)
         self._since: float | None = None  # start of the current sample; None: no bytes wait to be sent
         self._delivered = 0  # bytes that were delivered at the start of the sample

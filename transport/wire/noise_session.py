@@ -51,8 +51,8 @@ MAGIC: Final = b"folkmoot"
 # Bytes of the chain's tag: enough to explain a wrong chain to a person; the prologue has the whole chain id.
 CHAIN_TAG_BYTES: Final = 8
 PREAMBLE_BYTES: Final = len(MAGIC) + 2 + CHAIN_TAG_BYTES
-IDENTITY_BYTES: Final = 32 + 64  # an Ed25519 key and a signature
-HANDSHAKE_BYTES: Final = (  # lengths of the three handshake messages
+IDENTITY_BYTES: Final = 32 + 64  # Ed25519 key and signature
+HANDSHAKE_BYTES: Final = (  # lengths of the three messages
     DH_BYTES,
     DH_BYTES + DH_BYTES + TAG_BYTES + IDENTITY_BYTES + TAG_BYTES,
     DH_BYTES + TAG_BYTES + IDENTITY_BYTES + TAG_BYTES,
@@ -241,7 +241,7 @@ class PeerAuthenticated:
 
 
 class NoiseSession:
-    """One end of an encrypted connection.
+    """One side of an encrypted connection.
 
     `expected` is the only accepted key of the peer; None accepts any. `context` is a part of the prologue, so that both ends
     agree on the transport. Key pairs are arguments, since this module has no source of randomness. The ephemeral key pair must be
@@ -330,7 +330,7 @@ class NoiseSession:
             return None
         version = int.from_bytes(theirs[len(MAGIC) : len(MAGIC) + 2], "big")
         if not self._initiator:
-            self._open()  # Even a refused peer gets the preamble, to learn the reason.
+            self._open()  # Even a refused peer gets the preamble, which shows the reason.
         if version != WIRE_VERSION:
             raise RemoteProtocolError(
                 "wrong-version", f"the peer speaks wire version {version}, this peer {WIRE_VERSION}: update the older one"
