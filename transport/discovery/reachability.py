@@ -41,9 +41,9 @@ class OwnAddresses:
         return address in self.listening or address in self._advertised
 
     def reachable_addresses(self, seen: str | None, hosts: Sequence[str]) -> tuple[str, ...]:
-        """Return all addresses of this peer.
+        """Return the addresses for other peers: the one at the router, then the advertised ones, or else the listening ones.
 
-        A wildcard stands for `seen` (the host that others see) and for the hosts of this machine.
+        A listening wildcard stands for the host `seen` by others, the hosts of this machine, and `hosts`.
         """
         outside = [self.external_address] if self.external_address is not None else []
         own = self._advertised or expand_wildcards(
