@@ -18,7 +18,7 @@ def main() -> int:
         from peer import cli
     except KeyboardInterrupt:
         print("peer: interrupted", file=sys.stderr)
-        return 130  # equals `features.exit_statuses.INTERRUPTED`, whose import may be the interrupted one
+        return 130  # equals `features.exit_statuses.INTERRUPTED`: Ctrl-C may have interrupted the import of that module
     return cli.main()
 
 
