@@ -95,8 +95,10 @@ class CommandLineParser(argparse.ArgumentParser):
         return formatter.format_help()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parse, and reject unknown arguments in this parser instead of its parent: only this parser knows the options to
-        suggest."""
+        """Parse the arguments, and reject unknown ones here.
+
+        The parent parser would do so, too, but does not know the options to suggest.
+        """
         words = sys.argv[1:] if args is None else list(args)
         option = words[0].partition("=")[0] if words else ""
         if self._subparsers and option.startswith("-") and option not in self.known_options():

@@ -131,10 +131,10 @@ class JobProgress:
 
 
 def choose_job(jobs: Sequence[JobView], wanted: str) -> JobView:
-    """Return the job with this name or id. Of several jobs with the name, a running one is preferred, then a paused one, then the
-    newest.
+    """Return the job with this name or id.
 
-    Raises `UserError` if there is none.
+    A running job comes before a paused one of the same name, and a newer one before an older. Raises `UserError` if there is
+    none.
     """
     fit = [job for job in jobs if job.name == wanted] or [job for job in jobs if job.job.startswith(wanted.lower())]
     if not fit:

@@ -56,10 +56,10 @@ class LineEditor(io.TextIOBase):
         self._context: contextvars.Context | None = None
 
     async def read_line(self, dropped: Callable[[str], bool], other: str = "") -> str | None:
-        """Return one line, or None at Ctrl-D. Ctrl-C drops the typed line and calls `dropped` with it; if that returns True, the
-        result is None.
+        """Return one line, or None at Ctrl-D.
 
-        `other` is another prompt, for input that is no command: such input has no completion and no history.
+        At Ctrl-C, drop the typed line and call `dropped` with it. If that returns True, return None. `other` is another prompt,
+        for input that is no command: such input has no completion and no history.
         """
         self._session.message, self._session.completer = other or self._text, None if other else self._words
         self._session.default_buffer.history = InMemoryHistory() if other else self._history

@@ -397,8 +397,9 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """A formatter with one JSON object per line. An event's line has its `kind` and its fields
-    (`peer.runtime.telemetry.event_log`). Other lines have the kind `log`.
+    """A formatter with one JSON object per line.
+
+    The line of an event (`peer.runtime.telemetry`) has the event's `kind` and fields. Other lines have the kind `log`.
     """
 
     def format(self, record: logging.LogRecord) -> str:

@@ -43,8 +43,9 @@ def detach_descriptors(descriptors: tuple[int, ...]) -> None:
 
 
 def open_missing_streams() -> None:
-    """Open closed standard streams on the null device, and let output accept all characters. Otherwise the next opened file would
-    get the descriptor of the closed stream.
+    """Open closed standard streams on the null device, and let output accept all characters.
+
+    Otherwise the next opened file would get the descriptor of the closed stream.
     """
     for number, name, mode in zip(DESCRIPTORS, ("stdin", "stdout", "stderr"), "rww", strict=True):
         if getattr(sys, name) is None:

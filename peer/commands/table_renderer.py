@@ -24,7 +24,7 @@ GAP = 2  # blanks between columns
 WRAPPED_CELL_WIDTH_MIN = 36
 BARS = "▁▂▃▄▅▆▇█"
 CUT_MIN = 8  # characters that a cut cell has at least
-WIDTH_WITHOUT_TERMINAL = 100_000  # characters in a line of a file or pipe: so many that no cell is wrapped or cut
+WIDTH_WITHOUT_TERMINAL = 100_000  # characters in a line without a terminal: with this width, no cell is wrapped or cut
 
 
 class TerminalOutput(Console):

@@ -251,8 +251,7 @@ async def _watch_alerts(api: PeerApi) -> None:
 
 
 def tune_garbage_collector() -> None:
-    """Exempt all present objects from garbage collection and collect less often. Only a process that runs a single peer calls
-    this function.
+    """Exempt all present objects from garbage collection and collect less often. Only a process with a single peer may call this.
 
     A block with 512 statements makes about 20,000 objects, of which hardly any is in a reference cycle. With Python's defaults
     the search for cycles takes a fifth of the block's time, and sometimes pauses the peer for 0.1 seconds.

@@ -238,8 +238,9 @@ def check_network(directory: DataDirectory) -> tuple[Genesis | None, list[Doctor
 
 
 def last_block_ms(directory: DataDirectory, genesis: Genesis) -> tuple[int | None, list[DoctorFinding]]:
-    """Return the time in ms of a stopped peer's last block, or None, and the findings on the peer's database. The database is not
-    changed. The caller holds the directory's lock.
+    """Return the time in ms of a stopped peer's last block, or None, and the findings on the peer's database.
+
+    The database is not changed. The caller holds the directory's lock.
     """
     if not directory.ledger.exists() and not directory.ledger.with_name("ledger.sqlite.committed").exists():
         return None, []  # the peer has never run

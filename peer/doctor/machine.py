@@ -28,7 +28,7 @@ from protocol.limits import CLOCK_AHEAD_SECONDS
 
 MEMORY_BYTES_MIN = 120_000_000  # free memory for a peer with the default model and no worker: `scenarios.idle` checks this bound
 WORKER_BYTES_MIN = 400_000_000  # free memory for a peer and its worker
-RUNNING_BYTES_MIN = 64_000_000  # free memory for a running peer, which has already allocated most of what it needs
+RUNNING_BYTES_MIN = 64_000_000  # free memory for a running peer, which has already allocated most of its memory
 INODES_MIN = 10_000  # free inodes: each blob is a file, and a round of training leaves a dozen
 CLOCK_UNSYNCHRONISED = 5  # result TIME_ERROR of adjtimex(2): the clock is not synchronized
 TIMEX_BYTES = 512  # size of the buffer for struct timex, of which the kernel writes 208 bytes

@@ -136,8 +136,7 @@ async def check_advertised_addresses(
 
 
 def check_reachability(said: str) -> list[DoctorFinding]:
-    """Return the finding on reachability from other peers' dials to this peer, or an empty list if too few peers have
-    reported."""
+    """Return the finding from other peers' dials to this peer, or an empty list if too few peers have reported."""
     if said == ReachabilityState.DIRECT:
         return [ok("port", "other peers reach this peer")]
     if said == ReachabilityState.RELAYED:

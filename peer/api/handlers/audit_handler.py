@@ -80,8 +80,7 @@ class AuditRpcHandler(AuditRpc):
                 raise
 
     async def _to_audit(self, trainer: bytes, round: int | None) -> AuditDuty:
-        """Return the audit duty for the trainer's newest proposal that this peer can audit or has audited, drawn or as a
-        volunteer.
+        """Return the duty to audit the trainer's newest proposal that this peer may audit or has audited.
 
         `round` limits the choice to one round. If this peer owes reports as a volunteer, the call waits for them: the ledger
         accepts no new volunteering before. Raises `UserError` if there is no such proposal.

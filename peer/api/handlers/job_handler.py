@@ -148,7 +148,7 @@ class JobRpcHandler(JobRpc):
     def _said(self, job: bytes, messages: Iterable[tuple[bytes, Ballot | Vouch]]) -> dict[str, dict[str, str]]:
         """Return the labels of verdicts as voter id -> trainer id -> label.
 
-        Of a voter's verdicts on one trainer, the first counts.
+        The first of a voter's verdicts on one trainer counts.
         """
         known = self.peer.driver.state.jobs.jobs.get(job)
         own = JobSpec.decode(known.spec).resolved_objective.reason_labels if known else ()
