@@ -226,7 +226,7 @@ class OpenRounds:
                 self.muted |= {(book.terms.job, book.terms.round)}
 
     def _replays(self, terms: RoundTerms, vouch_seconds: float) -> float:
-        """Return T2 − T1 in seconds: the time for re-executions, or for checks if the job re-executes nothing before ballots."""
+        """Return T2 − T1 in seconds: time for re-executions, or for checks if the job re-executes nothing before ballots."""
         if not terms.trainers_to_vouch_for:
             return CHECKS_FACTOR * len(terms.trainers) * CHECK_SECONDS * 2 ** self._patience[terms.job]
         return REPLAYS_FACTOR * vouch_seconds * 2 ** self._patience[terms.job]
