@@ -30,10 +30,8 @@ from transport.network import DataReceived, Priority
 REQUESTS_PER_PEER_MAX = 32
 # Size above which a thread verifies a message's signatures, a dozen statements: the event loop verifies smaller messages.
 LARGE_BYTES = 2_048
-BYTES_PER_PEER_MAX = (
-    # Bytes of waiting messages on one link: further messages are dropped, and their senders repeat them.
-    PENDING_BYTES_PER_MEMBER_MAX
-)
+# Bytes of waiting messages on one link: further messages are dropped, and their senders repeat them.
+BYTES_PER_PEER_MAX = PENDING_BYTES_PER_MEMBER_MAX
 BYTES_MAX = 32 << 20  # bytes of waiting messages on all links, a bound of memory
 PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.001, 1.0  # seconds between two checks of the links' processor budgets
 PREVERIFIED_KINDS: tuple[type[Any], ...] = (GossipEnvelope, BlockBytes)

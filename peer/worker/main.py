@@ -140,11 +140,8 @@ def _own_pipes() -> MessagePipes:
 
 
 def main(make_context: Callable[[EngineBackend, Callable[[], None], int], WorkerContext] = WorkerContext) -> None:
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ):  # terminals send these signals to the whole process group, but only the daemon stops the worker
+    # Terminals send these signals to the whole process group, but only the daemon stops the worker.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     features.register_features()
     parser = argparse.ArgumentParser(prog="peer.worker.main", description="computes for one peer; started by its daemon")
