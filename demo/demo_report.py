@@ -74,7 +74,7 @@ def _of_liar(name: str, demo: Demo, outcome: PeerOutcomes) -> list[str]:
     accepted, rejected = outcome.accepted.get(name, 0), outcome.rejected.get(name, {})
     if demo.is_sampled:
         failures += _unpunished(name, attack, outcome)
-    # Of its two proposals, one is honest: voters may accept it before they see the other.
+    # One of its two proposals is honest: voters may accept it before they see the other one.
     elif accepted and attack != "equivocate":
         failures.append(f"the network accepted {pluralize(accepted, 'proposal')} of {name}")
     elif not (accepted or rejected):
@@ -87,9 +87,9 @@ def _of_liar(name: str, demo: Demo, outcome: PeerOutcomes) -> list[str]:
 
 
 def _unpunished(name: str, attack: str, outcome: PeerOutcomes) -> list[str]:
-    """Return the failure that sampled audits did not find a dishonest peer, if so.
+    """Return a failure if sampled audits did not find a dishonest peer.
 
-    They follow the vote, so votes may accept its proposals.
+    They follow the vote, so voters may have accepted its proposals.
     """
     standing, accepted = outcome.audit_record(name), outcome.accepted.get(name, 0)
     if attack == "false-challenge":

@@ -389,7 +389,8 @@ def _add_offline_commands(command: Callable[..., CommandLineParser]) -> None:
     config.add_argument("what", choices=["show"], metavar="show", help="The word show")
     _add_place(config)
     _add_settings(config)
-    demo = import_object("demo.command_line")  # by name: the demo starts peers, so `peer` must not import it
+    # Imported by its name: the demo starts peers, so modules of `peer` must not import it.
+    demo = import_object("demo.command_line")
     demo.add_arguments(command("demo", demo.ABOUT, demo.run_demo, details=demo.DETAILS, exit_statuses=demo.EXIT_STATUSES))
 
 

@@ -33,7 +33,7 @@ class WebService:
             await self.desk.wait_for_block_above(self.desk.height)
         try:
             # Only peers that serve pages need aiohttp, whose import takes time and memory.
-            import jinja2  # noqa: F401 - imported later in another thread; its absence is reported here
+            import jinja2  # noqa: F401 - another thread imports it later, but a missing package is reported here
 
             from web.asyncio_bridge import AsyncioBridge
             from web.site import SiteHandlers, load_site

@@ -10,7 +10,7 @@ from features.peer_names import SHORT_ID_LENGTH
 from protocol.api import AlertCause, AlertSeverity, AlertView, PeerState, StatusView
 
 DISK_WARNING_BYTES = 4 << 30
-DISK_CRITICAL_BYTES = 512 << 20  # free bytes below which the alert is critical: a full disk ends the peer
+DISK_CRITICAL_BYTES = 512 << 20  # free bytes below which the alert about the disk is critical: a full disk ends the peer
 EXPULSION_ALERT_HEIGHTS = 1_000  # blocks for which an expulsion raises an alert; the member table keeps it forever
 WORKER_START_SECONDS_MAX = 120.0  # longest normal start of the worker: the first start reads torch from a cold disk
 # Alert cause -> milliseconds that the cause must last before its alert: links break often, and a voter restarts within a minute.

@@ -83,7 +83,10 @@ async def load_peer_names(api: PeerApi) -> PeerNames:
 
 
 async def _decided(api: PeerApi, show: Print, call: Awaitable[str]) -> str:
-    """Return the answer of a call that waits for a decision of the voters. After `DECISION_NOTICE_SECONDS`, show why it waits."""
+    """Return the answer of a call that waits for a decision of the voters.
+
+    After `DECISION_NOTICE_SECONDS`, show why the call waits.
+    """
     return await _with_names(api, await _while(partial(_tell_why, api, show), call))
 
 
@@ -105,7 +108,7 @@ async def _while(beside: Callable[[], Awaitable[None]], call: Awaitable[T]) -> T
 
 async def _tell_why(api: PeerApi, show: Print) -> None:
     await trio.sleep(DECISION_NOTICE_SECONDS)
-    with contextlib.suppress(UserError):  # then the main call fails as well
+    with contextlib.suppress(UserError):  # without an answer, the main call fails as well
         status = await api.status()
         why = status.halted or status.waiting
         show(f"{why}; your request may be decided even after Ctrl-C" if why else "not decided yet")
@@ -125,7 +128,7 @@ async def _tell_of_silence(api: PeerApi) -> None:
         seconds = DECISION_NOTICE_SECONDS + UNRESPONSIVE_NOTICE_SECONDS
         what = f"the peer has not answered for {seconds:g} s: it hangs, or its machine is overloaded; check it with `peer doctor`"
         print(f"{what}. Still waiting; Ctrl-C cancels", file=sys.stderr)
-    except UserError:  # then the main call fails as well
+    except UserError:  # without an answer, the main call fails as well
         pass
 
 

@@ -29,7 +29,7 @@ ROUNDS_SHOWN = 8
 PACE_ROUNDS = 10  # last rounds, from whose duration the remaining time is estimated
 PAUSE_SECONDS = 0.5  # seconds between two refreshes
 WAIT_SECONDS = 2.0  # longest wait for an event in one call
-MEASURED_SECONDS = 5.0  # a closed round's line waits at most this long for the held-out loss
+MEASURED_SECONDS = 5.0  # longest time for which the line of a closed round waits for the held-out loss
 CHART_HEIGHT, CHART_WIDTH, BAR_WIDTH = 6, 100, 4  # height in lines, widths in columns
 FRAME_WIDTH, FRAME_HEIGHT = 4, 2  # columns and lines of a panel's border and padding
 EVENT_KINDS_SHOWN = ("figures", "warning", "job")  # kinds of events about the job, of which the monitor shows the last
@@ -270,7 +270,7 @@ def progress_panel(of: JobProgress, names: NameLookup, console: Console) -> Rend
 
 
 def _curve(losses: Sequence[float], room: int) -> Text:
-    """Return the loss curve with its title, its highest and its lowest value. Bars are wider if there are few."""
+    """Return the loss curve with its title, its highest and its lowest value. Bars are wider if the curve has few rounds."""
     labels = (f"{max(losses):.3f}", f"{min(losses):.3f}")
     margin = max(map(len, labels))
     width = min(CHART_WIDTH, room - margin - 2)

@@ -1,6 +1,6 @@
 """A line editor at the bottom of the terminal.
 
-The library prompt_toolkit blocks, so it runs in a thread. Cancellation of the Trio task ends its prompt.
+The library prompt_toolkit blocks, so it runs in a thread. Cancellation of the Trio task also ends the prompt in the thread.
 """
 
 from __future__ import annotations

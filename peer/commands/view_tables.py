@@ -308,7 +308,7 @@ def _row(found: RowVerdict) -> str:
 
 
 def _bytes(hex: str) -> str:
-    """Return the bytes in hex, followed by their text if they are printable UTF-8."""
+    """Return bytes as text in hex, followed by their characters if the bytes are printable UTF-8."""
     text = bytes.fromhex(hex).decode(errors="replace")
     return f"0x{hex} ({text!r})" if text.isprintable() and "\N{REPLACEMENT CHARACTER}" not in text else f"0x{hex}"
 

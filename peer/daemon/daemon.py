@@ -266,7 +266,7 @@ async def wait_for_stop(
 ) -> None:
     """Wait until a user, one of the signals `ending`, or SIGHUP stops the peer.
 
-    `ready` is called once signal handlers are installed. `hung_up` is called at SIGHUP; it returns True if the peer continues.
+    `ready` is called once signal handlers are installed. `hung_up` is called at SIGHUP, and returns True if the peer continues.
     """
     async with trio.open_nursery() as nursery:
         await nursery.start(_stop_on_signal, peer, ending, hung_up)

@@ -226,7 +226,7 @@ def check_folder(path: Path) -> Iterator[DoctorFinding]:
 
 
 def check_network(directory: DataDirectory) -> tuple[Genesis | None, list[DoctorFinding]]:
-    """Return the genesis of the peer's network, or None, and the findings on it."""
+    """Return the genesis of the peer's network, or None, and the findings on the genesis file."""
     if not directory.genesis.exists():
         text = f"{directory.path} has no network yet"
         return None, [fault("data", text, "create one with `peer init`, or join one with `peer join INVITATION`")]

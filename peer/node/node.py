@@ -499,12 +499,12 @@ class Node:
         return asked
 
     def _count_refused(self, error: RemoteProtocolError) -> None:
-        """Count a refused message. Its sender is not disconnected, since it may have applied other blocks than we have."""
+        """Count a refused message. The sender stays connected, since it may have applied more or fewer blocks than this peer."""
         self.refusal_counts[error.reason] = self.refusal_counts.get(error.reason, 0) + 1
 
 
 def _asks_for_admission(signed: Signed) -> bool:
-    """Return whether this is an admission, the only message of strangers that is relayed.
+    """Return whether a message is an admission, the only message of strangers that peers relay.
 
     Raises `RemoteProtocolError` if the body is not a valid message.
     """

@@ -16,9 +16,7 @@ from consensus.voter_set import VoterSet
 
 @dataclass(slots=True)
 class NonVoterRollbackCheck:
-    """The answers of voters since the node started.
-
-    After the answers of a quorum, the check is passed until the node's next start.
+    """The check of one run of the node, with the voters' answers. It is passed for good when a quorum has answered.
     """
 
     is_over: bool = False
@@ -48,5 +46,5 @@ class NonVoterRollbackCheck:
         return missing
 
     def deadline(self, now: float) -> float | None:
-        """Return the time of the next question, or None if none is planned."""
+        """Return the time of the next question to voters, or None if no question is planned."""
         return self._next if self._next > now else None

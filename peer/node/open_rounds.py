@@ -37,7 +37,7 @@ CHECKS_FACTOR = 3.0  # factor by which other voters may be slower than `CHECK_SE
 TIMINGS_MAX = 16  # last rounds of a job whose measured times are stored
 RETURN_ROUNDS_MAX = 256  # most rounds between two waits for one idle trainer: each wait costs all peers the time T1
 NO_LINKS: Mapping[bytes, float] = MappingProxyType({})
-# Interval of requests for the messages of a round that cannot be closed.
+# Seconds between requests for the messages of a round that cannot be closed.
 ROUND_REQUEST_SECONDS = 3.0
 
 
@@ -56,8 +56,8 @@ class RoundEffects:
 class _ReturningTrainer:
     """A trainer that the ledger does not await. Few rounds wait for it, because each wait costs T1 if the trainer stays idle."""
 
-    alive: int = 0  # openings of rounds at which it was alive
-    waits: int = 0  # rounds that waited for it
+    alive: int = 0  # number of rounds at whose opening the trainer was alive
+    waits: int = 0  # number of rounds that waited for the trainer
 
 
 @dataclass(slots=True)
@@ -111,7 +111,10 @@ class OpenRounds:
     # Opening and closing
 
     def apply_state(self, state: LedgerState) -> tuple[list[RoundKey], list[RoundKey]]:
-        """Return (rounds that opened, rounds that ended). A renewed round has other voters than before; it is in both lists."""
+        """Follow the applied state.
+
+        Return (rounds that opened, rounds that ended). A renewed round has new voters and is in each of the lists.
+        """
         running = {key: job for key, job in state.jobs.jobs.items() if job.phase is JobPhase.RUNNING}
         before = {(key, book.terms.round) for key, book in self.books.items()}
         now = {(key, job.round) for key, job in running.items()}

@@ -38,7 +38,7 @@ RETRY_SECONDS = 5.0  # pause before a retry after an undecided transaction, or w
 class PayloadPruner:
     """The task that deletes payloads of old rounds, refused proposals and forgotten jobs, before they fill the disk.
 
-    Of each job, the newest payloads that fit into the setting `payloads_gb` stay, or all payloads if the setting is 0. Payloads
+    The newest payloads of each job that fit into the setting `payloads_gb` stay, or all payloads if the setting is 0. Payloads
     that a peer may still need always stay, even if an older round names them, too:
 
     | user of a payload                                     | rounds                                                      |

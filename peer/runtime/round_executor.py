@@ -278,7 +278,7 @@ class LossHistory:
         self._jobs: OrderedDict[bytes, dict[int, float]] = OrderedDict()
 
     def record_loss(self, job: bytes, number: int, loss: float) -> None:
-        """Record this trainer's loss of a round. The caller replaces an undefined loss by infinity."""
+        """Record this trainer's loss of a round. Infinity stands for an undefined loss."""
         losses = self._jobs.pop(job, {}) | {number: loss}
         self._jobs[job] = dict(sorted(losses.items())[-LOSS_ROUNDS_KEPT:])
         while len(self._jobs) > RUNNING_MAX:

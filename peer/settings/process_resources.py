@@ -32,7 +32,7 @@ class ConnectionLimits(NamedTuple):
 def connection_limits(limit: int) -> ConnectionLimits:
     """Return the numbers of connections for a process with `limit` descriptors.
 
-    Of a low limit, half is reserved for other uses.
+    Half of a low limit is reserved for other uses.
     """
     left = limit - min(DESCRIPTORS_RESERVED, limit // 2)
     peers = min(PEER_CONNECTIONS_MAX, left * 3 // 4)

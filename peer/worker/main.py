@@ -63,7 +63,7 @@ class MessagePipes:
                 message: Any
                 try:
                     message = worker_protocol.parse_body(self._incoming.read(length), kinds)
-                except RemoteProtocolError as error:  # for example a request that no feature declares here
+                except RemoteProtocolError as error:  # for example a request that no feature of this worker declares
                     message = error
                 if isinstance(message, worker_protocol.CancelRequest):
                     self._cancelled = number
