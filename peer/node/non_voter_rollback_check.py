@@ -16,8 +16,7 @@ from consensus.voter_set import VoterSet
 
 @dataclass(slots=True)
 class NonVoterRollbackCheck:
-    """The check of one run of the node, with the voters' answers. It is passed for good when a quorum has answered.
-    """
+    """The check of one run of the node, with the voters' answers. It is passed for good when a quorum has answered."""
 
     is_over: bool = False
     _claims: dict[bytes, int] = field(default_factory=dict)  # voter -> its next height when it answered
