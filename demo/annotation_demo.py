@@ -140,7 +140,7 @@ async def _import(demo: Demo, name: str, texts: Iterable[str], votes: int) -> Im
 
 
 async def _answered(demo: Demo, crowd: list[SimulatedAnnotator]) -> bool:
-    """Let the crowd answer until no task is open. Returns False after a timeout, or if a peer ended."""
+    """Let the crowd answer until no task is open. Returns False after a timeout, or if the process of a peer ended."""
     limiter = trio.CapacityLimiter(len(crowd))
     finished, shown = False, 0
     async with trio.open_nursery() as nursery:

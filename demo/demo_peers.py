@@ -117,7 +117,10 @@ class Demo:
 
     @property
     def watched(self) -> DemoPeer:
-        """The honest peer that starts and measures the job, or imports the tasks: the first that trains or serves annotators."""
+        """The honest peer that starts and measures the job, or imports the tasks.
+
+        It is the first that trains or serves annotators.
+        """
         return next(peer for peer in self.peers if (peer.trains or peer.serves) and not peer.lies)
 
 

@@ -1,4 +1,4 @@
-"""The command `peer`. Ctrl-C prints one line and no traceback, even during imports, which take tenths of a second."""
+"""The command `peer`. Ctrl-C prints one line and no traceback, even during imports of modules, which take 0.1 seconds or more."""
 
 from __future__ import annotations
 

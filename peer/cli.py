@@ -37,7 +37,8 @@ from peer.settings.config import (
 from protocol.errors import UserError
 from training.engine_resources import EngineResources
 
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)  # errors of a write to a stream
+# Error numbers of a failed write to standard output.
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 # Setting -> placeholder of its value, in the order of the help. None stands for a flag without a value, which also has a `--no-`
 # form.
@@ -295,7 +296,7 @@ def _setting_help(name: str) -> str:
 
 
 def _add_control_commands(command: Callable[..., CommandLineParser]) -> None:
-    """Add the commands that ask the running peer. The prompt has the same commands."""
+    """Add the commands that call the running peer. The prompt has the same commands."""
     from peer.commands.definitions import commands_by_topic
 
     console = command(

@@ -60,7 +60,7 @@ FEATURES: list[Feature] = [
 
 
 def roles() -> dict[str, Role]:
-    """Return the roles of all features and `full`, by name."""
+    """Return all roles by name: those of features, and `full`."""
     found = _by_name("role", ((role.name, role) for feature in FEATURES for role in feature.roles))
     together = list(found.values())
     able = [role for role in together if not role.needs_package or find_spec(role.needs_package)]

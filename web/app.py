@@ -133,7 +133,7 @@ def _answerer(
 ) -> Handler:
     """Return a handler that reads requests as the route declares them, calls the route's method and writes the reply.
 
-    `call` takes a token and the fields.
+    `call` is a function of (token, fields) that calls the method.
     """
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -233,7 +233,7 @@ def _refusal(status: int, code: str, detail: str) -> web.Response:
 
 
 async def _expect(request: web.Request) -> None:
-    """Answer an Expect header. aiohttp's own handler fails on values that are not UTF-8."""
+    """Send the reply to a request's Expect header. The handler of aiohttp fails on values that are not UTF-8."""
     if request.headers["Expect"].lower() != "100-continue":
         raise web.HTTPExpectationFailed(text="only Expect: 100-continue is supported\n")
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Routes and pages of one HTTP server, from all features that it serves, with the objects that handle them."""
+"""Routes and pages of one HTTP server, from all features that it serves, with the objects that handle requests."""
 
 from __future__ import annotations
 

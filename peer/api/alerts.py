@@ -1,4 +1,4 @@
-"""Alerts for the operator: a pure function of the peer's own views, and a tracker of their start times."""
+"""Alerts for the operator: a pure function of the peer's own views finds the alerts, and a tracker stores their start times."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def find_alerts(look: AlertInputs) -> Iterator[AlertView]:
 
 
 class AlertTracker:
-    """Start times of the current alerts. An alert that ends and comes again counts as new."""
+    """A tracker of the current alerts' start times. An alert that ends and begins again counts as new."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, str], int] = {}

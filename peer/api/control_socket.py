@@ -2,8 +2,8 @@
 
 A connection carries one call. The request is length-prefixed msgpack, `[version, method, arguments]`. The reply is
 `["ok", value]` or `["error", text]`. A streamed answer is any number of `["part", value]` before `["ok", null]`; the daemon makes
-a part after it has sent the one before. The file system controls access: the socket has mode 0600. A caller that disconnects
-or stops reading cancels its call.
+a part after it has sent the part before. The file system controls access: the socket has mode 0600. A caller that disconnects or
+stops reading cancels its call.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ async def _receive_exactly(stream: trio.abc.Stream, size: int) -> bytes:
 
 
 def socket_path(directory: Path, configured: str = "") -> Path:
-    """Return the path on which the daemon of this data directory listens, or would listen."""
+    """Return the path of the control socket of this data directory's daemon, also if no daemon runs."""
     if configured:
         return Path(configured).expanduser().absolute()
     pointer = directory / SOCKET_PATH_FILE
@@ -140,7 +140,7 @@ async def serve_control_socket(
 ) -> None:
     """Serve until cancelled, then remove the socket. `task_status` gets the path when consoles can connect.
 
-    Raises `UserError` if the socket cannot be made. An error of a caller ends its connection only.
+    Raises `UserError` if the socket cannot be made. An error of a caller ends only that caller's connection.
     """
     path = _place_for(directory, configured)
     listener = await _bind(path)

@@ -60,10 +60,11 @@ class RunningPeer:
     membership: Membership
     auditor: Auditor
     liveness_monitor: LivenessMonitor
-    addresses: Callable[[], tuple[str, ...]]  # known addresses at which other peers reach this one
+    addresses: Callable[[], tuple[str, ...]]  # function that returns the known addresses at which other peers reach this peer
     optional_services: Sequence[OptionalService] = ()
     stopped: trio.Event = field(default_factory=trio.Event)  # set when a user requests that the peer stops
-    reloaded: trio.Event = field(default_factory=trio.Event)  # set and replaced at SIGHUP; services then reread files
+    # Set and replaced at SIGHUP, after which services read their files again.
+    reloaded: trio.Event = field(default_factory=trio.Event)
     alerts: AlertTracker = field(default_factory=AlertTracker)
     text_slots: trio.Semaphore = field(default_factory=lambda: trio.Semaphore(CONCURRENT_TEXTS_MAX))
     started: float = field(default_factory=time.monotonic)

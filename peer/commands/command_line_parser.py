@@ -63,7 +63,7 @@ class CommandLineParser(argparse.ArgumentParser):
         """Make a parser whose help begins with the texts `about` and `details`, and ends with actions and exit statuses."""
         self.about, self.details, self.actions = about, cleandoc(details), tuple(actions)
         self.exit_statuses = dict(exit_statuses or {})
-        self.topics: dict[str, list[str]] = {}  # the subcommands of each section of the help
+        self.topics: dict[str, list[str]] = {}  # section of the help -> names of its subcommands
         options.setdefault("formatter_class", CommandHelpFormatter)
         has_help = options.pop("add_help", True)
         super().__init__(allow_abbrev=False, add_help=False, **options)
@@ -174,7 +174,7 @@ class CommandLineParser(argparse.ArgumentParser):
 
 
 def settings_from_options(options: argparse.Namespace) -> ResolvedSettings:
-    """Return the settings for this command line. Raises `UserError` if one is invalid."""
+    """Return the settings for this command line. Raises `UserError` if a setting is invalid."""
     flags = {name: getattr(options, name, None) for name in setting_descriptions()}
     return load_settings(flags, os.environ, Path(options.config).expanduser().absolute() if options.config else None)
 

@@ -71,7 +71,7 @@ async def _with_names(api: PeerApi, text: str) -> str:
     """Return the text with the names of peers instead of their ids."""
     try:
         return (await load_peer_names(api)).replace_ids(text)
-    except UserError:  # the peer no longer answers, so its text is shown unchanged
+    except UserError:  # the peer has stopped answering, so the text is shown unchanged
         return text
 
 
@@ -233,7 +233,7 @@ class _Interrupts:
             async for _ in signals:
                 if self._running is not None:
                     self._running.cancel()
-                elif self.dropped(""):  # the command has just ended, or the signal came from outside
+                elif self.dropped(""):  # no command runs: it has just ended, or another process sent the signal
                     prompt.cancel()
 
 

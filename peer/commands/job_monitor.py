@@ -26,9 +26,9 @@ from protocol.verdicts import ABSENT
 ROUNDS_KEPT = 2_000  # rounds that the loss curve of the job shows
 ROUNDS_ASKED = 20  # last rounds that each refresh fetches again, because the held-out loss of a round arrives after its close
 ROUNDS_SHOWN = 8
-PACE_ROUNDS = 10  # last rounds, from whose duration the remaining time is estimated
+PACE_ROUNDS = 10  # number of last rounds whose durations give the estimate of the remaining time
 PAUSE_SECONDS = 0.5  # seconds between two refreshes
-WAIT_SECONDS = 2.0  # longest wait for an event in one call
+WAIT_SECONDS = 2.0  # longest wait of one call for an event
 MEASURED_SECONDS = 5.0  # longest time for which the line of a closed round waits for the held-out loss
 CHART_HEIGHT, CHART_WIDTH, BAR_WIDTH = 6, 100, 4  # height in lines, widths in columns
 FRAME_WIDTH, FRAME_HEIGHT = 4, 2  # columns and lines of a panel's border and padding

@@ -383,7 +383,7 @@ class LogFileHandler(LogStreamHandler, WatchedFileHandler):
         return self.baseFilename
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # the failed write has reported it
+        with contextlib.suppress(OSError):  # the failed write has reported the error
             super().close()
 
 

@@ -188,5 +188,5 @@ def _fish_value(value: ValueSpec) -> str:
 
 
 def _fish_text(text: str) -> str:
-    """Quote a text for fish, where a backslash escapes inside single quotes."""
+    """Return a text quoted for fish, in which a backslash also escapes inside single quotes."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -69,7 +69,7 @@ def is_output_closed() -> bool:
 
 
 def mute_output() -> None:
-    """Redirect standard output to the null device, because the interpreter would fail to write its buffer at exit."""
+    """Redirect standard output to the null device, because the interpreter would otherwise fail to write its buffer at exit."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, sys.stdout.fileno())
     os.close(nothing)

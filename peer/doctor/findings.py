@@ -1,4 +1,4 @@
-"""The findings of `peer doctor`: one or more for each check."""
+"""Findings of `peer doctor` and their levels. Each check has one or more findings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXIT_STATUS = {
 @dataclass(frozen=True, slots=True)
 class DoctorFinding:
     check: str  # name of the check, one word
-    level: str  # a `FindingLevel`
+    level: str  # severity, a `FindingLevel`
     text: str  # result of the check in words
     advice: str = ""  # remedy for the user; empty if the level is `ok`
 

@@ -138,7 +138,7 @@ def _meminfo() -> dict[str, int]:
 
 
 def _left_in_group() -> int | None:
-    """Return the free memory of this process's control group (version 2), in bytes, or None without a limit."""
+    """Return the free memory of this process's control group (version 2), in bytes, or None if the group has no limit."""
     try:
         group = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
         folder = Path("/sys/fs/cgroup", group.lstrip("/"))

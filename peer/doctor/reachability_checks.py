@@ -42,7 +42,7 @@ READ_BYTES: Final = 4_096  # bytes of one read: a handshake has a tenth of them
 FIREWALL_ADVICE = "ask its operator to start it, and to open that port in firewalls and routers"
 NETWORK_ADVICE = "check the network, the routes and the firewall of this machine"
 BUSY_PEER_ADVICE = "that peer may be full, or have banned this peer: wait a minute"
-ADVICE = {  # reason of the failed handshake -> remedy
+ADVICE = {  # reason of a failed handshake -> remedy
     "not-folkmoot": "another program uses that port: correct the address",
     "wrong-version": "update the older of the two programs",
     "wrong-chain": "that peer belongs to another network: correct the address",

@@ -52,7 +52,7 @@ from training.job_spec import JobSpec
 from training.model_store import JobModelStore
 
 WRONG_DIGEST = "its bytes do not have the digest in its name"
-Progress = Callable[[int, int], None]  # (blocks checked, blocks in all)
+Progress = Callable[[int, int], None]  # function that is called with (number of checked blocks, number of all blocks)
 
 
 @dataclass(slots=True)
@@ -88,9 +88,10 @@ class ExportVerdict:
 def audit_export(
     folder: Path, progress: Progress = lambda done, total: None, seen: Callable[[StateTransition], None] = lambda transition: None
 ) -> ExportVerdict:
-    """Replay an export and return its verdict. `seen` is called with each block's transition.
+    """Replay an export and return its verdict.
 
-    Raises `UserError` with the first file that is missing, changed or foreign.
+    `seen` is called with each block's transition of the state. Raises `UserError` with the first file that is missing, changed or
+    not part of the run.
     """
     if not (folder / GENESIS).is_file():
         raise UserError(f"{folder} is no export: it has no {GENESIS}; create an export with `peer export FOLDER`")

@@ -121,7 +121,7 @@ def export_run(store: LedgerStore, blobs: DiskBlobStore, host: JobModelStore, ge
     state, existed = state_to_export(store, host, genesis, folder), folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / BLOCKS).mkdir()  # fails if another export writes here
+        (folder / BLOCKS).mkdir()  # fails if another export writes into this folder
         try:
             state, models = _newest_models(store, host, genesis, state, folder)
             return _write(store, blobs, genesis, state, models, folder)
@@ -241,7 +241,7 @@ def _write_sets(blobs: DiskBlobStore, state: LedgerState, folder: Path) -> None:
 
 
 def _write_tokenizers(blobs: DiskBlobStore, state: LedgerState, folder: Path) -> None:
-    """Write the tokenizers that this peer has. Without them a model's tokens cannot be turned into text."""
+    """Write the tokenizers that this peer has. Without its tokenizer, a model's tokens cannot be turned into text."""
     for job in state.jobs.jobs.values():
         digest = JobSpec.decode(job.spec).tokenizer
         if digest is not None and blobs.size(digest) is not None:

@@ -52,7 +52,7 @@ ROUND_ANSWER_SECONDS = 1.0  # least time between two answers to GetRound request
 # is not lost, because the voters that have it put it into their own blocks and inclusion lists.
 POOL_PAGE_MAX = 256  # transactions of one page: a quarter of a block
 POOL_PAGE_BYTES = 1 << 20  # bytes of one page: a sixteenth of a link's queue, and four times the largest transaction
-POOL_PAGE_SECONDS = 1.0  # least time between two pages, which are sent when a block is applied
+POOL_PAGE_SECONDS = 1.0  # least time between two pages for one link; pages are sent when a block is applied
 
 # When a view has failed, the voters send the next leader the transactions that they wait for, since its `Mempool` may have
 # dropped them. One valid transaction is enough for a block, so a page must have room for the largest. A leader gets at most one
@@ -267,7 +267,7 @@ class Node:
         self.replica.handle_input(event, self._now)
 
     def _conclude(self) -> None:
-        """Let the replica act on all inputs of this step together."""
+        """Let the replica act once on all inputs of this step so far."""
         self._handle_event(inputs.WorkChangedInput())
         height, view = self.replica.height, self.replica.view
         turn = self.replica.finish_step(self._now)

@@ -48,7 +48,7 @@ SAMPLE_PROMPT, SAMPLE_OPTIONS = (
 
 @dataclass
 class _JobProgress:
-    """The state of this peer's work for one job."""
+    """The state of this trainer's work for one job."""
 
     opening: trio.Lock = field(default_factory=trio.Lock)
     opened: bool = False
@@ -164,7 +164,7 @@ class Trainer(Voter):
         return trio.current_time() - began
 
     async def ask_worker(self, round: RoundContext, request: worker_protocol.WorkerRequest[R]) -> R:
-        """Return the worker's reply. The round's end cancels the call. Raises `WorkerFailed`."""
+        """Return the worker's reply to a request about a round. The end of the round cancels the call. Raises `WorkerFailed`."""
         await self._open(round)
         return await self._until_alive(request)
 

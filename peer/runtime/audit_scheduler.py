@@ -81,7 +81,8 @@ class AuditScheduler:
     def __init__(self) -> None:
         self.fetching: Set[AuditKey] = frozenset()  # audits that may fetch now
         self._seen: dict[AuditKey, int] = {}  # audit -> open round when this peer first saw that the audit is due
-        self._behind: dict[AuditKey, AuditKey] = {}  # waiting audit -> the fetching audit whose seconds count for it
+        # Waiting audit -> fetching audit of the same trainer, whose seconds count for the waiting one.
+        self._behind: dict[AuditKey, AuditKey] = {}
         self._waited: dict[AuditKey, float] = {}  # waiting audit -> seconds that count for it
 
     def schedule_audits(
@@ -119,7 +120,7 @@ class AuditScheduler:
 
 
 class WithheldDeadlines:
-    """The deadlines after which an auditor reports `withheld`."""
+    """The deadlines after which this auditor reports missing data as `withheld`."""
 
     def __init__(self, driver: Driver, scheduler: AuditScheduler) -> None:
         self._driver, self._scheduler = driver, scheduler

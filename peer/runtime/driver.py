@@ -138,9 +138,9 @@ class Driver:
         self._inbox_send, self._inbox = trio.open_memory_channel[NodeInput](INBOX_MAX)
         self._inbox_bytes, self._inbox_room = 0, trio.Event()
         self._verification = SignaturePreverifier(rules, network, applied, self._deliver)
-        self._decided = trio.Event()  # set and replaced when blocks were decided
+        self._decided = trio.Event()  # set, and replaced by a new event, when blocks were decided
         self._deadline: float | None = None
-        self.block_applied = trio.Event()  # set and replaced when a block was applied
+        self.block_applied = trio.Event()  # set, and replaced by a new event, when a block was applied
         self._applying, self._applying_ended = trio.CancelScope(), trio.Event()
         self._restores: _PendingRestore | None = None
         self._copied: DuplicateIdentity | None = None  # the notice of a copied key, which a restored node gets again
@@ -329,7 +329,7 @@ class Driver:
     # Decisions
 
     async def _apply_decided(self) -> None:
-        """Apply decided blocks in order, including those of an earlier process."""
+        """Apply decided blocks in order, also those that an earlier process of this peer has stored."""
         try:
             with self._applying:
                 await self._apply_after(self.state)

@@ -177,7 +177,7 @@ class DataDirectory:
                 sync_directory(self.path)
 
     def replace_identity(self) -> Identity:
-        """Replace the old key by the new one and return it."""
+        """Replace the old key by the next key, and return the new key."""
         with storage_errors(self.identity_key):
             os.replace(self.next_key, self.identity_key)
             sync_directory(self.path)

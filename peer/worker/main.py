@@ -116,7 +116,7 @@ def serve_requests(pipes: MessagePipes, handler: WorkerRequestHandler) -> None:
             if isinstance(request, RemoteProtocolError):
                 known = ", ".join(kind.TAG for kind in handler.requests)
                 raise FolkmootError(f"unknown request ({request}): this worker has {known}")
-            pipes.send_message(handler.handle_request(request))  # encoding raises for a reply with infinite values
+            pipes.send_message(handler.handle_request(request))  # raises an error if the reply contains infinite values
         except RequestCancelled:
             pipes.send_message(worker_protocol.RequestFailed("cancelled"))
         except FolkmootError as error:

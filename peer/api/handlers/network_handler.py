@@ -58,7 +58,8 @@ from transport.wire.link_measurements import MINUTE_SECONDS, MinuteStats
 
 UPGRADE_HEIGHTS = 100  # default delay of an upgrade in blocks: minutes in a network that trains
 
-RETIREMENT_VOTE_DAYS = 7  # days that a vote to retire a member counts; an old vote must not retire a member that came back
+# Days after which a vote to retire a member expires: an old vote must not retire a member that has returned.
+RETIREMENT_VOTE_DAYS = 7
 
 
 @dataclass(frozen=True)

@@ -361,9 +361,10 @@ async def model(asked: CommandContext[PeerApi]) -> None:
 
 
 async def run_module(module: str, *arguments: str) -> str:
-    """Run `python -m MODULE …` and return its output. Raises `UserError` with the last line of standard error if it fails.
+    """Run `python -m MODULE …` and return its output.
 
-    A process of its own is needed because commands of the prompt run in the daemon, which must not import torch.
+    Raises `UserError` with the last line of standard error if the process fails. A process of its own is needed because commands
+    of the prompt run in the daemon, which must not import torch.
     """
     import trio
 

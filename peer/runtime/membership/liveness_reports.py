@@ -35,7 +35,8 @@ class LivenessMonitor:
         self._network, self._applied, self._tell = network, applied, tell
         self._silent: Set[bytes] = frozenset()  # voters that were reported as silent
         self._heard_at: dict[bytes, float] = {}  # voter -> time when this peer last heard the voter
-        self._deaf_since: dict[tuple[bytes, bytes], float] = {}  # (observer, voter) -> time of the first report without the voter
+        # (observer, voter) -> time of the observer's first report in which the voter is missing.
+        self._deaf_since: dict[tuple[bytes, bytes], float] = {}
 
     async def run(self) -> None:
         while True:

@@ -222,13 +222,13 @@ class NodeObserver:
         fields = {"job": closed.job, "round": closed.round, "root": root, "height": state.height}
         self.events.add("round", f"round {display_round_number(closed.round)}: {', '.join(parts)}", **fields)
         decided_in = self._decided_in.pop(state.height, None)
-        if decided_in is None:  # this peer was away when the round was decided
+        if decided_in is None:  # this peer was away when the block that closes the round was decided
             return {}
         figures = {"decision_ms": 1_000 * decided_in}
         return figures if opened is None else figures | {"seconds": self._now() - opened}
 
     def check_straggling(self, closed: ClosedRound, state: LedgerState, me: bytes, round: RoundEnded) -> None:
-        """Warn the operator from time to time while this trainer's updates come too late."""
+        """Warn the operator while this trainer's updates come too late, with fewer warnings as time goes on."""
         running = state.jobs.running()
         self._late = {key: late for key, late in self._late.items() if key in running}
         if closed.job in running:
