@@ -38,25 +38,27 @@ from training.data.default_text import default_text
 
 TASKS = 40
 PROJECT = "sentences"
-KEPT_TASKS, KEPT_PROJECT = 200, "more sentences"  # with --keep, for people who come after the crowd has answered all tasks
-ACCURACY_MIN = 0.9  # least share of right labels among settled tasks
-SETTLE_SECONDS_MAX = 300.0  # for all tasks; then the demo ends
-CONVERGENCE_SECONDS_MAX = 20.0  # until all peers have the same height and state root
+# Further tasks with `--keep`, for people who come after the crowd has answered all tasks.
+KEPT_TASKS, KEPT_PROJECT = 200, "more sentences"
+ACCURACY_MIN = 0.9  # least fraction of right labels among settled tasks
+SETTLE_SECONDS_MAX = 300.0  # longest time in which the crowd must settle all tasks; then the demo ends
+CONVERGENCE_SECONDS_MAX = 20.0  # longest wait until all peers have the same height and state root
 POLL_SECONDS = 0.25
 PORT_MAX = 65_535
 
 
 @dataclass(frozen=True)
 class AnnotationOutcome:
-    """The entry `annotate` of the report."""
+    """Results of the annotation: the entry `annotate` of the demo's report."""
 
     tasks: int
     settled: int
     right: int
     review: int
-    votes: float  # mean number per settled task
-    annotators: dict[str, dict[str, float]] = field(default_factory=dict)  # by name: accuracy, annotations, accepted
-    roots: dict[str, str] = field(default_factory=dict)  # state root on the disk of each peer
+    votes: float  # mean number of answers per settled task
+    # Name of a simulated annotator -> its accuracy, number of annotations, number of accepted ones.
+    annotators: dict[str, dict[str, float]] = field(default_factory=dict)
+    roots: dict[str, str] = field(default_factory=dict)  # name of a peer -> state root on the peer's disk
 
     @property
     def share_right(self) -> float:
@@ -75,7 +77,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def make_demo_peers(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
-    """Return the peers. All serve annotators and vote, and all are honest."""
+    """Return the peers of the demo. All peers serve annotators and vote, and all are honest."""
     peers = []
     for number in range(options.peers):
         port = options.web_port + number if options.web_port else 0
@@ -95,7 +97,7 @@ async def _run(demo: Demo) -> int:
     for peer, site in zip(demo.peers, sites, strict=True):
         _say(demo, f"{peer.name} serves annotators at {site.address}")
     truth = make_tasks(default_text().decode(), TASKS, options.seed)
-    # A crowd that is smaller than `VOTES_MAX` limits the votes per task.
+    # A task needs no more answers than the crowd has people.
     project = await _import(demo, PROJECT, truth, min(VOTES_MAX, options.crowd or VOTES_MAX))
     _say(
         demo, f"{demo.watched.name} imported {pluralize(project.tasks, 'task')}: is a sentence intact, or are its words shuffled?"
@@ -138,7 +140,7 @@ async def _import(demo: Demo, name: str, texts: Iterable[str], votes: int) -> Im
 
 
 async def _answered(demo: Demo, crowd: list[SimulatedAnnotator]) -> bool:
-    """Let the crowd answer until no task is open. Returns False after a timeout, or if a peer ended."""
+    """Let the crowd answer until no task is open. Returns False after a timeout, or if the process of a peer ended."""
     limiter = trio.CapacityLimiter(len(crowd))
     finished, shown = False, 0
     async with trio.open_nursery() as nursery:
@@ -153,7 +155,8 @@ async def _answered(demo: Demo, crowd: list[SimulatedAnnotator]) -> bool:
                 try:
                     (view,) = await cast(CurationRpc, demo.watched.client).projects()
                 except UserError:
-                    await trio.sleep(POLL_SECONDS)  # the peer is stopping, and the next pass finds that its process has ended
+                    # The peer is stopping: the next pass of this loop finds that its process has ended.
+                    await trio.sleep(POLL_SECONDS)
                     continue
                 done = view.settled + view.review
                 finished = done == view.tasks
@@ -183,7 +186,7 @@ async def _alike(demo: Demo) -> None:
 
 
 def _report(demo: Demo, truth: Mapping[str, int], crowd: list[SimulatedAnnotator], is_finished: bool, seconds: float) -> bool:
-    """Write and print the report. Returns True if all checks passed."""
+    """Write and print the report of the demo. Returns True if all checks passed."""
     with ExitStack() as opened:
         disks = {peer.name: opened.enter_context(closing(PeerDisk(peer.directory))) for peer in demo.peers}
         states = {name: disk.state_with_rows() for name, disk in disks.items()}
@@ -216,7 +219,7 @@ def _report(demo: Demo, truth: Mapping[str, int], crowd: list[SimulatedAnnotator
 def score_labels(
     state: CurationState, truth: list[int], crowd: list[SimulatedAnnotator], roots: dict[str, str]
 ) -> AnnotationOutcome:
-    """Compare the labels with `truth`, which is in the order of the tasks."""
+    """Return the results of the annotation. `truth` has the right labels, in the order of the tasks."""
     ((_, project),) = state.projects.items()
     settled = [row for _, row in state.tasks.items() if row.stage is TaskStage.SETTLED]
     people = {}

@@ -18,9 +18,10 @@ ATTACKS = (
     *("false-update", "withhold", "false-pass", "false-challenge", "lazy"),
     *("fabricate-rollouts", "choose-tokens", "false-figures", "other-reward"),
 )
-AUDITS = ("full", "sampled")  # as in `training.job_spec`, which is not imported here because that takes long
-DEMO_PEERS_MIN, DEMO_PEERS_MAX = 4, 10  # fewer tolerate no faulty peer; more are too many for two cores of a laptop
-DEMO_CROWD, DEMO_CROWD_MAX = 12, 100  # simulated people, one thread each
+AUDITS = ("full", "sampled")  # the audit modes of `training.job_spec`, which is not imported because the import takes long
+# Number of peers: fewer tolerate no faulty peer; more are too many for the two cores of a laptop.
+DEMO_PEERS_MIN, DEMO_PEERS_MAX = 4, 10
+DEMO_CROWD, DEMO_CROWD_MAX = 12, 100  # default and largest number of simulated annotators, each with a thread
 DEMO_ON_TEXT = ("data", "preset", "baseline")
 DEMO_WITH_PEOPLE = ("crowd",)  # flags that need --annotate
 RLHF_DEMOS = ("toy", "text")
@@ -190,14 +191,15 @@ def _defaults() -> Mapping[str, Any]:
 
 # The demo as commands ---------------------------------------------------------------------------------------------------
 
-NAMES: Final = ("anna", "ben", "carl", "dora", "emil", "fay", "gus", "hana", "ivo", "jo")  # DEMO_PEERS_MAX names
+# Names of the peers, DEMO_PEERS_MAX of them.
+NAMES: Final = ("anna", "ben", "carl", "dora", "emil", "fay", "gus", "hana", "ivo", "jo")
 FOLDER: Final = "folkmoot-lab"
-PORT, WEB_PORT = 7701, 7781  # of the first peer; the next peers have the next ports
-ROUNDS: Final = 10  # default for `--rounds`: a minute or two
+PORT, WEB_PORT = 7701, 7781  # peer port and web port of the first peer; the next peers have the next ports
+ROUNDS: Final = 10  # default of `--rounds` in the script: a minute or two
 
 
 def make_demo_script(options: argparse.Namespace, program: str = "peer") -> str:
-    """Return the demo as a script for bash or zsh. `program` is the command that runs this program."""
+    """Return the demo as a script for bash or zsh. `program` is the command that the script calls in place of `peer`."""
     return "\n".join(_lines(options, NAMES[: options.peers], program)) + "\n"
 
 

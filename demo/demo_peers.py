@@ -30,7 +30,7 @@ from training.job_spec import JobSpec
 from training.model_store import JobModelStore, round_directory
 from training.replicated.replicated_model import ReplicatedModel
 
-TEXT = "text"  # value of `--rlhf`: a base, then a reward model, then a policy
+TEXT = "text"  # value of `--rlhf` for three jobs: a base model, a reward model, and a policy
 DEFAULT_ROUNDS = JobSpec(name="demo").rounds
 
 
@@ -42,18 +42,20 @@ class DemoPeer:
     trains: bool
     lies: bool
     threads: int
-    without_avx: bool  # runs numpy without AVX instructions
-    module: tuple[str, ...] = ("peer.cli",)  # module for `python -m`, with its first arguments
-    environment: dict[str, str] = field(default_factory=dict)  # added to the environment of this process
-    address: str = "127.0.0.1:0"  # the first start chooses the port, and later starts keep it
+    without_avx: bool  # True if the peer runs numpy without AVX instructions
+    module: tuple[str, ...] = ("peer.cli",)  # module that `python -m` runs, with its first arguments
+    # Variables that the peer's process gets in addition to this process's environment.
+    environment: dict[str, str] = field(default_factory=dict)
+    # Address on which the peer listens: the first start chooses the port, and later starts use the same port.
+    address: str = "127.0.0.1:0"
     process: subprocess.Popen[bytes] | None = None
-    memory_mb: float = 0.0  # maximum so far
+    memory_mb: float = 0.0  # largest measured memory of daemon and worker
     stats: StatsView | None = None
-    stats_time: float = 0.0  # time of `stats`, in seconds since the epoch
-    bytes_sent_before: int = 0  # bytes sent before the job started
-    trains_as: str = "trainer"  # role, if the peer trains and serves no annotators
-    evaluates: bool = True  # measures models, if it is the watched peer
-    serves: tuple[str, ...] = ()  # flags of a peer that serves annotators; empty: it serves none
+    stats_time: float = 0.0  # time at which `stats` was fetched, in seconds since the epoch
+    bytes_sent_before: int = 0  # bytes that the peer had sent before the job started
+    trains_as: str = "trainer"  # role of the peer if it trains and serves no annotators
+    evaluates: bool = True  # True if the peer measures models when it is the watched peer
+    serves: tuple[str, ...] = ()  # flags of `peer run` for a peer that serves annotators; empty for other peers
 
     @property
     def name(self) -> str:
@@ -77,7 +79,7 @@ class Demo:
     folder: Path
     peers: list[DemoPeer]
     started: float = field(default_factory=time.time)
-    page: str = ""  # URL of the live page; empty: there is none
+    page: str = ""  # URL of the page `live`; empty without such a page
 
     @property
     def honest(self) -> list[DemoPeer]:
@@ -92,7 +94,10 @@ class Demo:
 
     @property
     def overrides(self) -> dict[str, str]:
-        """Fields of the job, as in `--set`. Later sources replace earlier ones."""
+        """Fields of the job as in `--set`: those of the demo, then of the preset, then of flags.
+
+        Later ones replace earlier ones.
+        """
         options = self.options
         overrides = {
             "audit": "full",
@@ -112,12 +117,15 @@ class Demo:
 
     @property
     def watched(self) -> DemoPeer:
-        """The honest peer that starts and measures the job, or imports the tasks: the first that trains or serves annotators."""
+        """The honest peer that starts and measures the job, or imports the tasks.
+
+        It is the first that trains or serves annotators.
+        """
         return next(peer for peer in self.peers if (peer.trains or peer.serves) and not peer.lies)
 
 
 def derive_identity(seed: int, number: int) -> Identity:
-    """Derive a key from the seed, so that a seed always assigns the same data. Such keys are not secret."""
+    """Derive a peer's key from the demo's seed, so that equal seeds assign equal data. Such keys are not secret."""
     return Identity(hashlib.sha256(f"folkmoot/demo/{seed}/{number}".encode()).digest())
 
 
@@ -157,7 +165,7 @@ class PeerDisk:
         return self.state.jobs.jobs[bytes.fromhex(job)]
 
     def vouches(self, job: str) -> list[tuple[bytes, Judgement]]:
-        """Return (voter, judgement) of each vouch for the job in the blocks of this peer."""
+        """Yield (voter, judgement) for each judgement in vouches for the job, from the blocks of this peer."""
         decided = filter(None, map(self._store.get_decision, self._store.state_roots()))
         closings = (closing for block in decided for closing in decode_body(block.decode().body).round_certificates)
         signed = (vouch for closing in closings if closing.job == bytes.fromhex(job) for vouch in closing.vouches)
@@ -180,14 +188,14 @@ class PeerDisk:
         return text_path(self._directory.path / "texts", DataManifest.decode(self.blob(spec.data)))
 
     def figures(self, job: str, name: str) -> dict[int, float]:
-        """Return this peer's measurements with this name, by round."""
+        """Return this peer's measurements of a job with this name: round -> value."""
         measured = self._store.measurements(bytes.fromhex(job))
         return {number: figures[name] for number, figures in measured.items() if name in figures}
 
 
 @contextmanager
 def open_peer_disks(peers: Sequence[DemoPeer]) -> Iterator[dict[str, PeerDisk | None]]:
-    """Open the disks of peers, by name. A disk that cannot be read is None."""
+    """Open the disks of stopped peers: name -> disk, or None if the disk cannot be read."""
     with ExitStack() as opened:
         disks: dict[str, PeerDisk | None] = {peer.name: None for peer in peers}
         for peer in peers:

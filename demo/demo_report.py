@@ -25,18 +25,18 @@ from rlhf.objectives.policy_monitors import PolicyMetrics
 from storage.regular_files import require_writable_kind
 from training.round_context import REPLAYS
 
-TARGET_BITS_PER_BYTE = 3.6  # for the default flags; with other flags, the loss must only fall
+TARGET_BITS_PER_BYTE = 3.6  # largest held-out loss at the end with the default flags; with other flags, the loss must only fall
 
 
 @dataclass(frozen=True)
 class PeerOutcomes:
-    """Decisions of the network about the peers, by their names in the demo."""
+    """Decisions of the network about the peers of the demo. The keys of all tables are names of peers in the demo."""
 
     accepted: dict[str, int]
     rejected: dict[str, dict[str, int]]
     expelled: dict[str, int]
-    audit_records: dict[str, MemberAuditRecord]  # of sampled audits
-    suspensions: dict[str, int]  # of suspended peers: number of suspensions, before and after votes
+    audit_records: dict[str, MemberAuditRecord]  # peer -> its record in sampled audits
+    suspensions: dict[str, int]  # suspended peer -> number of its suspensions, by verdicts of votes and by sampled audits
 
     def audit_record(self, name: str) -> MemberAuditRecord:
         return self.audit_records.get(name, MemberAuditRecord())
@@ -74,7 +74,8 @@ def _of_liar(name: str, demo: Demo, outcome: PeerOutcomes) -> list[str]:
     accepted, rejected = outcome.accepted.get(name, 0), outcome.rejected.get(name, {})
     if demo.is_sampled:
         failures += _unpunished(name, attack, outcome)
-    elif accepted and attack != "equivocate":  # one of its proposals is honest, and may be accepted before both are seen
+    # One of its two proposals is honest: voters may accept it before they see the other one.
+    elif accepted and attack != "equivocate":
         failures.append(f"the network accepted {pluralize(accepted, 'proposal')} of {name}")
     elif not (accepted or rejected):
         failures.append(f"no verdict names {name}")
@@ -86,7 +87,10 @@ def _of_liar(name: str, demo: Demo, outcome: PeerOutcomes) -> list[str]:
 
 
 def _unpunished(name: str, attack: str, outcome: PeerOutcomes) -> list[str]:
-    """Check that a dishonest peer was found. Sampled audits follow the vote, so its proposals may have been accepted first."""
+    """Return a failure if sampled audits did not find a dishonest peer.
+
+    They follow the vote, so voters may have accepted its proposals.
+    """
     standing, accepted = outcome.audit_record(name), outcome.accepted.get(name, 0)
     if attack == "false-challenge":
         return [] if standing.refuted else [f"no challenge of {name} was refuted"]
@@ -114,14 +118,15 @@ def check_policy_value(rlhf: RlhfResult | None) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class RlhfResult(PolicyMetrics):
-    """Measurements of the tuned policy. Figures that do not apply to this demo are null."""
+    """Measurements of the policy that the demo tuned. Figures that do not apply to the demo are null."""
 
     algorithm: str
     beta: float
     rounds: int
-    distinct_2: float | None = None  # declared by the trainers of the last round, like the next two
-    response_tokens: float | None = None  # mean per response
-    length_correlation: float | None = None  # correlation of length and score
+    # Ratio of distinct pairs of tokens; trainers of the last round declared this and the next two figures.
+    distinct_2: float | None = None
+    response_tokens: float | None = None  # mean number of tokens of a response
+    length_correlation: float | None = None  # correlation of the length of a response and its score
 
 
 @dataclass(frozen=True)
@@ -139,31 +144,33 @@ class DemoReport:
     seed: int
     rounds: int
     honest_roots_equal: bool
-    state_roots: dict[str, str]  # read from each peer's disk, liars included
+    state_roots: dict[str, str]  # peer -> state root on its disk, also of dishonest peers
     model_roots: dict[str, str]
     heights: dict[str, int]
-    heldout_bits_per_byte: list[float]  # before training, then after each measured round
+    heldout_bits_per_byte: list[float]  # held-out loss before training, then after each measured round
     heldout_rounds: list[int]
-    baseline_bits_per_byte: float | None  # at the best rate; null without --baseline
+    baseline_bits_per_byte: float | None  # loss of the single process at its best learning rate; null without `--baseline`
     baseline_rates: dict[str, float]
     accepted: dict[str, int]
     rejected: dict[str, dict[str, int]]
     decision_ms_p50: float | None
     decision_ms_p99: float | None
-    bytes_sent_per_peer_per_round: float | None  # mean over the honest peers, with copies, votes, retries and reveals for audits
-    bytes_sent: dict[
-        str, dict[str, int]
-    ]  # by kind; "blobs" is the part of "bulk" that is served by digest, and "reveals" the part of "blobs" for audits
-    replays_per_round: dict[str, float]  # of honest peers with a worker: re-executions before the vote, per round that has any
-    pss_mb_per_peer: dict[str, float]  # maximum of daemon and worker together
+    # Mean over the honest peers; includes copies, votes, retries and reveals for audits.
+    bytes_sent_per_peer_per_round: float | None
+    # Peer -> kind of traffic -> bytes. "blobs" is the part of "bulk" that is served by digest, and "reveals" the part of "blobs"
+    # for audits.
+    bytes_sent: dict[str, dict[str, int]]
+    # Honest peer with a worker -> mean re-executions before the vote, over rounds with re-executions.
+    replays_per_round: dict[str, float]
+    pss_mb_per_peer: dict[str, float]  # peer -> largest memory of its daemon and worker together
     refused: dict[str, dict[str, int]]
     evidence: dict[str, list[str]]
-    expelled: dict[str, int]  # height of the evidence that expelled the peer
+    expelled: dict[str, int]  # expelled peer -> height of the block with the evidence
     audit: str
-    suspensions: dict[str, int]  # of suspended peers: number of suspensions
-    false_challenges: dict[str, int]  # of challengers: number of refuted challenges
-    undone: list[str]  # rounds whose steps were undone after convictions, with reasons
-    rlhf: RlhfResult | None  # with --rlhf, if the job finished
+    suspensions: dict[str, int]  # suspended peer -> number of its suspensions
+    false_challenges: dict[str, int]  # challenger -> number of its refuted challenges
+    undone: list[str]  # texts about rounds whose steps were undone after convictions, with reasons
+    rlhf: RlhfResult | None  # measurements of the policy with `--rlhf`, if the last job finished
     seconds_total: float
     seconds_to_first_decision: float | None
 
@@ -171,13 +178,13 @@ class DemoReport:
 def make_report(
     demo: Demo, job: str, finished: bool, seconds: float, baseline: dict[float, float], rlhf: RlhfResult | None = None
 ) -> DemoReport:
-    """Make the report of a demo. `baseline` is the held-out bits per byte of a single process, by its rate."""
+    """Make the report of a demo. `baseline` is learning rate -> held-out bits per byte of a single process with this rate."""
     with open_peer_disks(demo.peers) as disks:
         honest = [disk for peer in demo.honest if (disk := disks[peer.name]) is not None]
         watched = disks[demo.watched.name]
         assert watched is not None
         held_out, outcome = watched.figures(job, "held_out_bits_per_byte"), _outcome(demo, watched, job)
-        # Equal means: the same state root after every height, and the same model root after every round.
+        # True if honest peers have the same state root after every height, and the same model root after every round.
         equal = len(honest) == len(demo.honest) and all_equal([disk.roots() for disk in honest])
         equal = equal and all_equal([disk.model_roots() for disk in honest])
         failures = check_outcomes(demo, equal, finished, outcome)
@@ -230,7 +237,7 @@ def make_report(
 
 
 def replays_per_round(replays: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
-    """Return the mean number of re-executions of each peer. `replays` is by peer and round."""
+    """Return peer -> mean number of re-executions in a round. `replays` is peer -> round -> number."""
     rounds = set().union(*replays.values())
     return {name: round(sum(counts.values()) / len(rounds), 3) for name, counts in replays.items()} if rounds else {}
 
@@ -283,7 +290,10 @@ def path_errors_as_user_errors(flag: str, path: Path, remedy: str) -> Iterator[N
 
 
 def prepare_output_paths(folder: Path, json_file: str) -> None:
-    """Make the folder of the report, and check that both places are writable before the run. Raises `UserError`."""
+    """Create the folder of the report.
+
+    Raises `UserError` if the folder or the JSON file cannot be written, so that no run is lost.
+    """
     made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     try:
         with path_errors_as_user_errors("--report", folder, "name a new folder that you can write"):
@@ -298,7 +308,7 @@ def prepare_output_paths(folder: Path, json_file: str) -> None:
     except UserError:
         for path in made:
             with suppress(OSError):
-                path.rmdir()  # no folder remains of a demo that did not start
+                path.rmdir()  # removes the new folders of a demo that does not start
         raise
 
 

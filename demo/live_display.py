@@ -40,7 +40,7 @@ from protocol.verdicts import ABSENT, INVALID_UPDATES_REASON
 from training.objectives import registry
 
 ROUNDS_SHOWN = 8
-SCREEN_WIDTH, SCREEN_HEIGHT = 104, 40  # columns and lines of the picture in the report
+SCREEN_WIDTH, SCREEN_HEIGHT = 104, 40  # columns and lines of the picture in the demo's report
 FRAME_WIDTH, FRAME_HEIGHT = 4, 2  # border of a panel, and one space at each side
 HEAD_HEIGHT = 2  # lines above the tables
 
@@ -83,7 +83,7 @@ class DemoDisplay:
         self._print(f"{time.time() - self._demo.started:6.1f} s  {text}", path)
 
     def _print(self, text: str, path: Path | None = None) -> None:
-        """Print a text that wraps between words. A path at its end is quoted for a shell and does not wrap."""
+        """Print a text that wraps between words. A path is appended to the text, quoted for a shell and without wraps."""
         *lines, last = wrap_text(text, self._console.width)
         if path is not None:
             quoted = shlex.quote(str(path))
@@ -126,11 +126,14 @@ class DemoDisplay:
             self._printed += 1
 
     def _is_measured(self, rounds: tuple[RoundView, ...]) -> bool:
-        """Return True if the next round to print, or a later one, is measured. Measurements lag behind the rounds."""
+        """Return True if a round that is not printed yet has a measured loss. Measurements are later than rounds."""
         return bool(self._demo.options.rlhf) or any(view.held_out_bits_per_byte is not None for view in rounds[self._printed :])
 
     def _picture(self, job: JobView, rounds: tuple[RoundView, ...], width: int, height: int) -> RenderableType:
-        """Render the screen. The table of peers is complete, and rounds fill the remaining height."""
+        """Render the panel of the live display.
+
+        The table of peers is complete, and the newest rounds fill the remaining height.
+        """
         room = width - FRAME_WIDTH
         values = [view.held_out_bits_per_byte for view in rounds if view.held_out_bits_per_byte is not None]
         title, newest = "held-out bits/byte  ", "  " + (f"{values[-1]:.3f}" if values else "–")
@@ -146,7 +149,8 @@ class DemoDisplay:
         progress = Table.grid(padding=(0, 1))
         progress.add_row(counted, bar, taken)
         peers = self._peers_table(job)
-        left = height - 1 - FRAME_HEIGHT - HEAD_HEIGHT - self._height(peers, room)  # minus a line for the cursor
+        # Lines for the table of rounds; the terminal keeps one line for the cursor.
+        left = height - 1 - FRAME_HEIGHT - HEAD_HEIGHT - self._height(peers, room)
         shown = next(
             (
                 to_renderable(table)
@@ -215,7 +219,10 @@ Row = tuple[str, RenderableType]
 
 
 def render_summary(report: DemoReport, why_suspended: str, room: int) -> Group:
-    """Render the summary in `room` columns. `why_suspended` is the reason of suspensions in this demo."""
+    """Render the summary of the demo for a width of `room` columns.
+
+    `why_suspended` is the reason for suspensions in this demo.
+    """
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column()

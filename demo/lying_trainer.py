@@ -1,6 +1,6 @@
-"""Dishonest trainers for demos, scenarios and tests: the attacks of `peer demo --attack`. No honest peer runs this module.
-
-Such a peer also votes dishonestly: it accepts proposals of its accomplices, and rejects all others as if re-execution had failed.
+"""Dishonest trainers for demos, scenarios and tests: the attacks of `peer demo --attack`. No honest peer runs this module. A
+dishonest trainer also votes dishonestly: it accepts proposals of its accomplices, and rejects all others as if re-execution had
+failed.
 
 `python -m demo.lying_trainer ATTACK ACCOMPLICES run …` runs a complete peer with this attack. ACCOMPLICES are peer ids
 separated by commas, or `-` for none.
@@ -46,13 +46,13 @@ from training.transformer import BYTES
 from training.worker_protocol import AuditRequest, DeclarationFiles, ProposeReply, ProposeRequest
 from transport.network import Priority
 
-# Attacks for jobs with sampled audits. With full audits, the first three flip signs.
+# Attacks on jobs with sampled audits. In jobs with full audits, the first three do the same as `sign-flip`.
 AUDIT_ATTACKS = ("false-update", "withhold", "false-pass", "false-challenge", "lazy")
-# Attacks for jobs with rollouts. In other jobs, they flip signs.
+# Attacks on jobs with rollouts. In other jobs, they do the same as `sign-flip`.
 ROLLOUT_ATTACKS = ("fabricate-rollouts", "choose-tokens", "false-figures", "other-reward")
 SCALE = np.float32(1e6)
-FABRICATED = tuple(b"aeiou")  # tokens of fabricated responses
-GUESSED_LOSS = 2_000_000  # in millionths: the loss in reports without re-execution
+FABRICATED = tuple(b"aeiou")  # tokens from which fabricated responses are drawn
+GUESSED_LOSS = 2_000_000  # loss in millionths that a report without re-execution states
 
 SendPair = Callable[[Proposal, Proposal], Awaitable[None]]
 
@@ -61,7 +61,7 @@ SendPair = Callable[[Proposal, Proposal], Awaitable[None]]
 class Liar(Trainer):
     attack: str = "sign-flip"
     accomplices: frozenset[bytes] = frozenset()
-    equivocate: SendPair | None = None  # signs both proposals and sends each to half of the network
+    equivocate: SendPair | None = None  # function that signs two proposals and sends each to half of the network
     _stale: Float32Array | None = None
     _copied: tuple[bytes, int] | None = None
 
@@ -72,14 +72,17 @@ class Liar(Trainer):
             self._copied = (round.job, round.number)
             await self._copy(round, signed.signer, proposal)
         if self.attack in AUDIT_ATTACKS and round.spec.audit is AuditMode.SAMPLED:
-            return await super().check_proposal(round, signed, proposal)  # these attacks begin after the vote
+            return await super().check_proposal(round, signed, proposal)  # attacks on sampled audits begin after the vote
         return Verdict.REPLAY
 
     async def reexecute(self, round: OpenRoundContext, trainer: bytes, proposal: Proposal) -> Verdict:
-        return Verdict.ACCEPT  # `check_proposal` has rejected all but accomplices
+        return Verdict.ACCEPT  # only accomplices' proposals come here: `check_proposal` has rejected all others
 
     async def replay(self, round: RoundContext, request: AuditRequest) -> ReplayResult:
-        """Report a match for accomplices. `false-pass` and `lazy` report one for all, `false-challenge` a mismatch for others."""
+        """Return a match for accomplices.
+
+        For other trainers, `false-pass` and `lazy` return a match, and `false-challenge` a mismatch.
+        """
         if request.trainer in self.accomplices or self.attack in ("false-pass", "lazy"):
             return ReplayResult(ReplayFinding.MATCH, 0.0, GUESSED_LOSS)
         if self.attack == "false-challenge":
@@ -107,7 +110,10 @@ class Liar(Trainer):
             await trio.to_thread.run_sync(round.blobs.delete_blob, done.buffer_digest)
 
     async def _of_rollouts(self, round: OpenRoundContext, request: ProposeRequest) -> tuple[ProposeRequest, ProposeReply]:
-        """Lie about rollouts, with an update that follows from the lie. An inconsistent update would be found earlier."""
+        """Return a false declaration of rollouts, with an update that follows from it.
+
+        An update that does not would be found earlier.
+        """
         honest = await self.ask_worker(round, request)
         if self.attack == "false-figures":
             said = wire.decode(RolloutDeclaration, honest.declaration)
@@ -158,20 +164,20 @@ class Liar(Trainer):
         on_state: OnState | None,
         **_: object,
     ) -> tuple[Float32Array, Sequence[float]]:
-        """Return an update without training, which only re-execution finds."""
+        """Return an update without training (`free-rider`). Only re-execution finds that it is false."""
         noise, state = self._noise(round), inner or InnerState.fresh(round.spec)
         if on_state is not None:
             on_state(parameters - noise, InnerState(state.steps + round.spec.local_steps, state.moments))
         return noise, (0.0,)
 
     def _noise(self, round: OpenRoundContext) -> Float32Array:
-        """Return a random update with a plausible norm."""
+        """Return a random update whose norm is plausible."""
         generator = np.random.default_rng(int.from_bytes(round.me[:8], "big") + round.number)
         noise = generator.standard_normal(round.model.layout.size, dtype=np.float32)
         return noise * np.float32(math.sqrt(round.model.norm_squared_max) / 32 / np.linalg.norm(noise))
 
     async def _copy(self, round: OpenRoundContext, trainer: bytes, proposal: Proposal) -> None:
-        """Publish another trainer's update as our own."""
+        """Publish another trainer's update as our own (`copy`)."""
         if proposal.buffer is not None:
             await fetch_audit_data(round, proposal.buffer, error_feedback.buffer_bytes(round.spec), trainer)
         request = propose_request(round, self.text_folder / f"{round.job.hex()[:16]}-{round.number}.buffer")
@@ -179,7 +185,7 @@ class Liar(Trainer):
         done = ProposeReply(proposal.payload, 0, proposal.buffer, 0.0, 0.0, proposal.inner)
         blobs = round.blobs
         m = _decode_update(round, blobs.path(proposal.payload), blobs.path(proposal.buffer) if proposal.buffer else None)
-        m[0] += np.float32(1e-6)  # different digests hide the copy
+        m[0] += np.float32(1e-6)  # a small change gives the copy another digest
         await publish_proposal(round, request, _encoded(round, request, done, m))
 
     async def _equivocate(self, round: OpenRoundContext, request: ProposeRequest, done: ProposeReply) -> None:
@@ -192,7 +198,7 @@ class Liar(Trainer):
 
 
 def _fabricated(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply) -> DeclarationFiles:
-    """Declare fabricated responses with high scores, and the figures of the sampled responses."""
+    """Return a declaration of fabricated responses with high scores, and with the figures of the sampled responses."""
     bounds = PPO.rollout_limits(round.spec, round.spec.decoded_settings)
     draw = np.random.default_rng(round.number)
     invented = [draw.choice(FABRICATED, bounds.tokens_max) % bounds.vocabulary for _ in range(bounds.responses)]
@@ -200,7 +206,7 @@ def _fabricated(round: OpenRoundContext, request: ProposeRequest, done: ProposeR
 
 
 def _chosen(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply) -> DeclarationFiles:
-    """Declare sampled responses, each with the last token that gives the best score."""
+    """Return a declaration of the sampled responses, in which each last token is replaced by the one with the best score."""
     own: PpoSettings = round.spec.decoded_settings
     bounds, reward = PPO.rollout_limits(round.spec, own), (own.reward_rule or RULES["vowels"]).make(round.spec.seed)
     last = [token for token in range(min(bounds.vocabulary, BYTES)) if token != bounds.stop]
@@ -229,7 +235,7 @@ def _responses(round: OpenRoundContext, request: ProposeRequest, done: ProposeRe
 def _declared(
     round: OpenRoundContext, request: ProposeRequest, done: ProposeReply, responses: list[list[int]]
 ) -> DeclarationFiles:
-    """Declare these responses with the figures of the sampled ones."""
+    """Return a declaration of the given responses with the figures of the sampled responses."""
     assert request.declared_out is not None
     said, stop = (
         wire.decode(RolloutDeclaration, done.declaration),
@@ -245,14 +251,14 @@ def _declared(
 
 
 def _encoded(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply, m: Float32Array) -> ProposeReply:
-    """Encode any m as a well-formed proposal."""
+    """Return the reply with a well-formed proposal for any update m."""
     buffer = error_feedback.make_buffer(m, round.model.header(round.me), round.spec)
     payload = round.model.encode_payload(round.me, m if buffer is None else buffer.dequantize())
     return _with_payload(request, _with_buffer(request, done, buffer), payload)
 
 
 def _decode_update(round: OpenRoundContext, payload: Path, buffer: Path | None) -> Float32Array:
-    """Return m from the buffer, or its compressed form from the payload in a job without buffers."""
+    """Return the update m from the buffer, or in a job without buffers its compressed form from the payload."""
     if not round.spec.commits_to_buffer:
         return codec.read_payload(payload.read_bytes(), round.model.layout).dequantize()
     assert buffer is not None
@@ -260,7 +266,10 @@ def _decode_update(round: OpenRoundContext, payload: Path, buffer: Path | None) 
 
 
 def _poisoned(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply) -> ProposeReply:
-    """Imitate an update full of NaN. The format cannot encode NaN, so all scales are set to the maximum."""
+    """Return a proposal that imitates an update full of NaN.
+
+    The format cannot encode NaN, so all scales are set to the maximum.
+    """
     payload = _scaled_up(codec.read_payload(Path(request.payload_out).read_bytes(), round.model.layout))
     if round.spec.commits_to_buffer:
         done = _with_buffer(request, done, _scaled_up(error_feedback.read_buffer(Path(request.buffer_out), round.spec)))
@@ -283,7 +292,7 @@ def _with_payload(request: ProposeRequest, done: ProposeReply, payload: bytes) -
 
 
 async def equivocate(context: ParticipantContext, first: Proposal, second: Proposal) -> None:
-    """Send different proposals to the two halves of the network, bypassing the driver."""
+    """Sign two proposals of one round, and send each to half of the linked peers, without the driver."""
     for number, peer in enumerate(sorted(context.network.connected_peers())):
         signed = sign_message(context.signer, context.chain_id, (first, second)[number % 2])
         context.network.send(peer, wire.encode(GossipEnvelope(signed)), Priority.VOTE)

@@ -47,17 +47,19 @@ from training.job_spec import JobSpec, complete_fields
 from web.web_service import SERVED_AT_PREFIX
 
 ANY_PORT_FLAGS = ("--web-listen", "127.0.0.1:0")
-START_SECONDS_MAX = 60.0  # until a new peer answers, with Python and numpy on a cold disk
+START_SECONDS_MAX = 60.0  # longest start of a peer until it answers, with Python and numpy on a cold disk
 POLL_SECONDS = 0.5
 SERVED_SECONDS_MAX = 60.0
-STALL_SECONDS_MAX = 180.0  # without a decided round, after which the demo ends
-CERTIFY_SECONDS_MAX = 20.0  # after the last round, until the slowest peer has applied the next block
-IDLE_SECONDS = 5.0  # without a decision, after which no audit progresses
-AUDITS_SECONDS_MAX = 90.0  # after the last round: withheld buffers take 30 s to a report, and 30 s to a judgement
+STALL_SECONDS_MAX = 180.0  # time without a decided round after which the demo ends
+CERTIFY_SECONDS_MAX = 20.0  # longest wait after the last round until the slowest peer has applied the next block
+IDLE_SECONDS = 5.0  # time without a decision after which open audits are ignored
+# Longest wait for audits after the last round: withheld buffers take 30 s to a report, and 30 s to a judgement.
+AUDITS_SECONDS_MAX = 90.0
 STOP_SECONDS_MAX = 10.0
-ROUNDS_MAX = 10_000  # rounds in one call
-MEASURE_INTERVAL_SECONDS = 5.0  # between measurements of all peers' memory and traffic
-# All instruction sets that numpy dispatches to, beyond its baseline. Since 2.4 it calls AVX2 with FMA X86_V3, and AVX-512 X86_V4.
+ROUNDS_MAX = 10_000  # rounds that one call fetches
+MEASURE_INTERVAL_SECONDS = 5.0  # seconds between measurements of all peers' memory and traffic
+# All instruction sets beyond the baseline for which numpy has code. Since numpy 2.4, X86_V3 is its name of AVX2 with FMA, and
+# X86_V4 of AVX-512.
 WIDE_CPU_FEATURES = "X86_V3 X86_V4 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR AVX2 FMA3"
 
 
@@ -72,7 +74,7 @@ def main(options: argparse.Namespace) -> int:
     demo = Demo(options, folder, assign_roles(options, folder))
     if options.attack in ("false-challenge", "lazy") and not demo.is_sampled:
         raise UserError(f"--attack {options.attack}: only sampled audits have auditors and challenges; add --audit sampled")
-    # Invalid settings of the job are also reported before anything starts.
+    # Invalid settings of the job are reported before a peer starts, too.
     register_features()
     rounds = {"rounds": str(options.rounds)} if options.rounds else {}
     if options.rlhf:
@@ -100,7 +102,7 @@ def run_until_stopped(demo: Demo, run: Callable[[], Awaitable[int]]) -> int:
 
 
 def _require_usable(path: Path) -> None:
-    """Raise `UserError` if a path holds no usable training data, before anything starts."""
+    """Raise `UserError` if a path has no usable training data. The check comes before a peer starts."""
     with path_errors_as_user_errors("--data", path, "name a readable text file or folder"):
         if token_shards.is_token_folder(path):
             token_shards.open_token_folder(path)
@@ -114,12 +116,13 @@ def _require_usable(path: Path) -> None:
 
 
 def assign_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
-    """Return the peers with their roles. All vote, and the last trainers are dishonest.
+    """Return the peers of the demo with their roles. All peers vote, and the last trainers are dishonest.
 
     At least n − f peers train and re-execute, which is not less than the 2f + 1 that audits need. To judge a false challenge,
     f + 1 honest trainers are needed besides the accused trainer and the dishonest ones.
     """
-    # In the demo on text, a peer trains the base and tunes it. The role `full` has both roles, and also serves annotators.
+    # In the RLHF demo on text, a peer trains the base model and tunes it. The role `full` does both kinds of work, and also
+    # serves annotators.
     count, liars, rlhf = options.peers, options.malicious, getattr(options, "rlhf", None)  # callers may lack this flag
     faults = (count - 1) // 3
     asked = getattr(options, "trainers", None) or 0  # callers may lack this flag
@@ -158,7 +161,7 @@ async def _run(demo: Demo) -> int:
             try:
                 demo.page = f"{await wait_for_web_address(demo.watched)}live"
                 display.print_line(f"watch it at {demo.page}")
-            except UserError as error:  # the demo continues without a page
+            except UserError as error:  # the demo continues without the page `live`
                 display.print_line(str(error))
         job = await begin_job(demo)
         rounds, finished = await watch_job(demo, job, display)
@@ -177,7 +180,7 @@ async def _run(demo: Demo) -> int:
 
 
 async def wait_for_web_address(peer: DemoPeer) -> str:
-    """Wait for a peer's event with the address of its pages. Raises `UserError` if it serves none."""
+    """Return the address of a peer's pages, for which an event is awaited. Raises `UserError` if the peer serves no pages."""
     seen = 0
     with trio.move_on_after(SERVED_SECONDS_MAX):
         while True:
@@ -226,7 +229,7 @@ def launch_peer(demo: Demo, peer: DemoPeer, bootstrap: str, command: Sequence[st
     if peer.without_avx:
         environment |= {"NPY_DISABLE_CPU_FEATURES": WIDE_CPU_FEATURES, "ATEN_CPU_CAPABILITY": "avx2"}
     with (peer.directory / "peer.log").open("ab") as log:
-        # In a separate session, Ctrl-C reaches only this process, which then stops its peers in order.
+        # Each peer has a session of its own, so that Ctrl-C reaches only this process, which then stops its peers in order.
         peer.process = subprocess.Popen(
             [sys.executable, "-m", *module, *command, *settings],
             stdin=subprocess.DEVNULL,
@@ -238,7 +241,7 @@ def launch_peer(demo: Demo, peer: DemoPeer, bootstrap: str, command: Sequence[st
 
 
 async def wait_until_ready(peer: DemoPeer) -> None:
-    """Wait until the peer answers on its control socket. Raises `UserError` if it does not start."""
+    """Wait until the peer answers on its control socket. Raises `UserError` if the peer does not start."""
     deadline = trio.current_time() + START_SECONDS_MAX
     while trio.current_time() < deadline:
         if peer.process is None or peer.process.poll() is not None:
@@ -251,7 +254,7 @@ async def wait_until_ready(peer: DemoPeer) -> None:
 
 
 def last_line(file: Path) -> str:
-    """Return the last line of a log with a word. A group of exceptions ends with a line of dashes."""
+    """Return the last line of a log with a letter or digit: the traceback of an exception group ends with a line of dashes."""
     lines = [line for line in file.read_text(errors="replace").splitlines() if any(map(str.isalnum, line))]
     return lines[-1].strip(" |") if lines else "its log is empty"
 
@@ -280,13 +283,13 @@ async def begin_job(demo: Demo) -> str:
         peer.bytes_sent_before = count_bytes_sent(peer)
     if options.rlhf:
         return await rlhf_demo.start_first_job(demo)
-    # The demo shows how liars are found, so it accepts settings with which they are found late.
+    # The demo shows how dishonest peers are found, so it accepts settings with which they are found late.
     request = TrainRequest("demo", options.data or "", options.rounds or 0, 0, demo.overrides, accept_risk=True)
     return await demo.watched.client.start_job(request)
 
 
 async def watch_job(demo: Demo, job: str, display: DemoDisplay) -> tuple[tuple[RoundView, ...], bool]:
-    """Watch the job to its end. Returns its rounds, and False if it stalled or an honest peer ended."""
+    """Watch the job to its end. Returns (rounds of the job, whether it finished): it may stall, or an honest peer may end."""
     rounds: tuple[RoundView, ...] = ()
     last_progress = measured = trio.current_time()
     while True:
@@ -363,9 +366,9 @@ async def make_final_report(
 
 
 async def _settled(demo: Demo, job: str) -> None:
-    """Wait until all honest peers have the same state after the last round, its model is measured, and audits have ended.
+    """Wait until all honest peers have the same state after the last round, the last model is measured, and audits have ended.
 
-    An audit that waits for a dishonest trainer never ends. It is ignored after `IDLE_SECONDS` without a new block.
+    An audit that waits for a dishonest trainer never ends. Open audits are ignored after `IDLE_SECONDS` without a new block.
     """
     height, since = 0, trio.current_time()
     while True:
@@ -404,9 +407,11 @@ def _all_stopped(demo: Demo) -> str:
 # The baseline --------------------------------------------------------------------------------------------------------
 
 
-# All rates are tried, and more if the best one is at an edge. The best result counts, because an untuned baseline proves nothing.
-BASELINE_RATES = (1e-2, 1.6e-2, 2.6e-2)  # for the default model and rate: among 0.012 to 0.048, 0.012 and 0.024 were best
-BASELINE_FACTORS = (1 / 2, 1, 2)  # for other settings, multiples of the job's rate
+# Learning rates of the baseline. All are tried, and more if the best rate is at an edge. The best result counts, because an
+# untuned baseline proves nothing.
+# Rates for the default model and rate: among rates from 0.012 to 0.048, 0.012 and 0.024 were best.
+BASELINE_RATES = (1e-2, 1.6e-2, 2.6e-2)
+BASELINE_FACTORS = (1 / 2, 1, 2)  # rates for other settings, as multiples of the job's rate
 
 
 def baseline_rates(spec: JobSpec) -> tuple[float, ...]:
@@ -417,7 +422,10 @@ def baseline_rates(spec: JobSpec) -> tuple[float, ...]:
 
 
 async def train_baseline(demo: Demo, job: str, rounds: tuple[RoundView, ...]) -> dict[float, float]:
-    """Train the same model in one process on the number of accepted samples. Returns held-out bits per byte by rate."""
+    """Train the same model in one process on as many samples as the network accepted.
+
+    Returns learning rate -> held-out bits per byte.
+    """
     with contextlib.closing(PeerDisk(demo.watched.directory)) as disk:
         spec = disk.spec(job)
     spec_file = demo.folder / "job.spec"

@@ -1,6 +1,6 @@
 """The part of `peer demo` that is specific to `--rlhf toy|text`.
 
-The toy is one job. Text is three jobs in sequence: a base that learns a text, a reward model that learns preferences, and a
+`toy` is one job. `text` is three jobs in sequence: a base model that learns a text, a reward model that learns preferences, and a
 policy that is tuned with the reward model.
 """
 
@@ -32,17 +32,17 @@ from training.replicated.replicated_model import ReplicatedModel
 
 REWARD: Final = "rule:bigram"
 ROUNDS: Final = {"toy": 40, TEXT: 20}
-BASE_PREFIX: Final = "base."  # prefix of the base's fields in `--set`, like `REWARD_PREFIX`
+BASE_PREFIX: Final = "base."  # prefix in `--set` of fields of the base model's job, like `REWARD_PREFIX` for the reward model
 SHARED_FIELDS: Final = ("seed", "byzantine_max", "audit")  # fields in `--set` that apply to all three jobs
-EXAMPLES: Final = 3_000  # synthetic preferences, if no file is given
+EXAMPLES: Final = 3_000  # number of synthetic preferences, which the demo makes if `--preferences` names no file
 EPOCHS: Final = 3
-BEGIN_SECONDS_MAX: Final = 60.0  # until the next stage starts, which takes two blocks
+BEGIN_SECONDS_MAX: Final = 60.0  # longest wait until the next stage of the plan starts, which takes two blocks
 POLICY_FILE, REFERENCE_FILE, REWARD_MODEL_FILE = "policy.safetensors", "reference.safetensors", "reward.safetensors"
 SAMPLES, PREFERENCES, TOKENIZER = "samples.jsonl", "preferences.jsonl", "tokenizer.json"
 
 
 def check_demo(demo: Demo) -> None:
-    """Check the options before anything starts. Raises `UserError` for values that no job can have."""
+    """Check the options of the demo before a peer starts. Raises `UserError` for values that no job can have."""
     options = demo.options
     rounds = options.rounds or ROUNDS[options.rlhf]
     if options.rlhf != TEXT:
@@ -75,7 +75,10 @@ async def start_first_job(demo: Demo) -> str:
 
 
 async def wait_for_next_job(demo: Demo, job: str) -> str:
-    """Wait for the job after a finished one. Returns "" if it was the last. Raises `UserError` if the next does not start."""
+    """Wait for the job after a finished job, and return its id, or "" after the last job.
+
+    Raises `UserError` if the next job does not start.
+    """
     if demo.options.rlhf != TEXT:
         return ""
     calls = cast(RlhfRpc, demo.watched.client)
@@ -93,7 +96,7 @@ async def wait_for_next_job(demo: Demo, job: str) -> str:
 async def _tune(demo: Demo, calls: RlhfRpc, base: str) -> str:
     options, (_, reward, policy) = demo.options, _said(demo)
     epochs = _taken(reward, "epochs", EPOCHS)
-    # The demo measures the policy on windows of held-out text, so it is also tuned on windows of text.
+    # The demo measures the policy on windows of held-out text, so the policy is also tuned on windows of text.
     said = {"prompts": PromptSourceKind.TEXT.value} | policy | {f"{REWARD_PREFIX}{name}": text for name, text in reward.items()}
     file = options.preferences
     if not file:
@@ -107,7 +110,7 @@ async def _tune(demo: Demo, calls: RlhfRpc, base: str) -> str:
 
 
 def _said(demo: Demo) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """Split the overrides into those of the base, of the reward model and of the policy."""
+    """Return the overrides of the base model's job, of the reward model's job and of the policy's job."""
     said = demo.overrides
     parts: dict[str, dict[str, str]] = {BASE_PREFIX: {}, REWARD_PREFIX: {}, "": {}}
     for name, text in said.items():
@@ -118,12 +121,18 @@ def _said(demo: Demo) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
 
 
 def _taken(said: dict[str, str], name: str, usual: int) -> int:
-    """Pop and parse a number that is not a field of a job. Raises `UserError`."""
+    """Remove a number from the overrides that is no field of a job, and return it, by default `usual`.
+
+    Raises `UserError` if it is invalid.
+    """
     return cast(int, parse_field(int, name, said.pop(name, str(usual))))
 
 
 async def evaluate_policy(demo: Demo, job: str, watched: tuple[PolicyMetricsView, ...]) -> RlhfResult:
-    """Measure the policy, and write models and responses to the demo's folder. A separate process imports torch for this."""
+    """Measure the policy, and write models and responses to the demo's folder.
+
+    A separate process measures, because it must import torch.
+    """
     beta, files = await trio.to_thread.run_sync(_write, demo, bytes.fromhex(job))
     command = [sys.executable, "-m", "rlhf.pytorch.policy_evaluation", str(beta), *files]
     found = json.loads((await trio.run_process(command, capture_stdout=True)).stdout)
@@ -136,7 +145,10 @@ async def evaluate_policy(demo: Demo, job: str, watched: tuple[PolicyMetricsView
 
 
 def _write(demo: Demo, job: bytes) -> tuple[float, list[str]]:
-    """Write the models. Returns β for the policy's value, and the arguments of `rlhf.pytorch.policy_evaluation`."""
+    """Write the models to the demo's folder.
+
+    Returns β for the policy's value, and file arguments of `rlhf.pytorch.policy_evaluation`.
+    """
     with contextlib.closing(PeerDisk(demo.watched.directory)) as disk:
         policy = disk.model(job)
         spec = policy.spec
@@ -146,7 +158,7 @@ def _write(demo: Demo, job: bytes) -> tuple[float, list[str]]:
         read = spec.resolved_objective.required_model(spec)
         if read is None or base is None:
             return spec.decoded_settings.beta, files
-        beta = current_beta(policy.state.steering, spec.decoded_settings.beta)  # β that a next round would have
+        beta = current_beta(policy.state.steering, spec.decoded_settings.beta)  # β that one more round would have
         reward = disk.model(read.job)
         files += [_saved(demo, REWARD_MODEL_FILE, reward), *(str(disk.text(of)) for of in (base.spec, reward.spec))]
         if spec.tokenizer is not None:

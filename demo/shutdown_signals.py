@@ -1,4 +1,4 @@
-"""Handling of signals and closed terminals in a program that has started peers, so that none of them keeps running."""
+"""Handling of signals and closed terminals in a program that has started peers, so that no peer keeps running."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def map_signals_to_interrupt() -> None:
     """Turn SIGTERM and SIGHUP into SIGINT, so that each of these signals stops the peers as Ctrl-C does.
 
     Trio raises KeyboardInterrupt for SIGINT only, at safe places. A shell starts background jobs with SIGINT ignored, and Trio
-    would not change that. `nohup` starts programs with SIGHUP ignored, and it stays ignored.
+    would not change that. `nohup` starts programs with SIGHUP ignored, and this function leaves it ignored.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     streams = terminal_descriptors()
 
     def hung_up(*_: object) -> None:
-        # Kernel and shell may both send SIGHUP, and the second one must not interrupt the shutdown of the peers.
+        # Kernel and shell may each send a SIGHUP, and the second one must not interrupt the shutdown of the peers.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         detach_descriptors(streams)
         signal.raise_signal(signal.SIGINT)
@@ -40,9 +40,9 @@ def map_signals_to_interrupt() -> None:
 async def run_until_hangup(run: Callable[[], Awaitable[int]]) -> int:
     """Return the result of `run`. Raises `KeyboardInterrupt` if the terminal closes first.
 
-    A KeyboardInterrupt from a signal handler surfaces in an arbitrary line, which may swallow it. The process and its peers
-    would then survive the terminal. So SIGHUP cancels `run` instead. The handler stays installed, because kernel and shell may
-    both send SIGHUP, and the second one must not interrupt the shutdown of the peers.
+    A KeyboardInterrupt from a signal handler is raised in an arbitrary line, where other code may catch it. The process and its
+    peers would then survive the terminal. So SIGHUP cancels `run` instead. The handler stays installed, because kernel and shell
+    may both send SIGHUP, and the second one must not interrupt the shutdown of the peers.
     """
     streams, token = terminal_descriptors(), trio.lowlevel.current_trio_token()
     with trio.CancelScope() as scope:

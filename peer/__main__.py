@@ -1,4 +1,4 @@
-"""The command `peer`. Ctrl-C prints one line and no traceback, even during imports, which take tenths of a second."""
+"""The command `peer`. Ctrl-C prints one line and no traceback, even during imports of modules, which take 0.1 seconds or more."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def main() -> int:
         from peer import cli
     except KeyboardInterrupt:
         print("peer: interrupted", file=sys.stderr)
-        return 130  # equals `features.exit_statuses.INTERRUPTED`, whose import may be the interrupted one
+        return 130  # equals `features.exit_statuses.INTERRUPTED`: Ctrl-C may have interrupted the import of that module
     return cli.main()
 
 

@@ -37,9 +37,11 @@ from peer.settings.config import (
 from protocol.errors import UserError
 from training.engine_resources import EngineResources
 
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)  # errors of a write to a stream
+# Error numbers of a failed write to standard output.
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
-# Setting -> placeholder of its value, in the order of the help. None: a flag without a value, with a `--no-` form.
+# Setting -> placeholder of its value, in the order of the help. None stands for a flag without a value, which also has a `--no-`
+# form.
 SETTING_METAVARS: dict[str, str | None] = {
     "role": "ROLE",
     "listen": "ADDRESS",
@@ -85,13 +87,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     open_missing_streams()
     try:
         try:
-            if sys.flags.optimize:  # peers agree on failed assertions: `ledger.core.deterministic_failures`
+            # `python -O` drops assertions, but all peers must fail at the same ones: `ledger.core.deterministic_failures`.
+            if sys.flags.optimize:
                 raise UserError("Python runs without assertions: remove -O and PYTHONOPTIMIZE")
             words = sys.argv[1:] if arguments is None else arguments
             options = build_parser(*words[:1]).parse_args(words)
             return int(options.action(options) or 0)
         finally:
-            sys.stdout.flush()  # so that a failed write raises here and not at the interpreter's exit
+            sys.stdout.flush()  # a failed write raises an error here, where it is reported, and not at the interpreter's exit
     except KeyboardInterrupt:
         return _interrupted()
     except (UserError, OSError) as error:
@@ -111,14 +114,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _first(group: BaseExceptionGroup[Any]) -> BaseException:
-    """Return the first error of a nested group. A `UserError` takes precedence over other errors."""
+    """Return the first error in a nested exception group, or the first `UserError` if the group contains one."""
     error = (group.subgroup(UserError) or group).exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 def _status_of(error: BaseException) -> int | None:
-    """Print the error and return the exit status. Return None, without a message, for an error that the user cannot fix."""
-    if isinstance(error, BrokenPipeError):  # the reader has closed the pipe, as `head` does after its lines
+    """Print the error and return its exit status. For an error that the user cannot fix, print nothing and return None."""
+    # The program that reads our output has closed the pipe, as `head` does after its lines.
+    if isinstance(error, BrokenPipeError):
         mute_output()
         return exit_statuses.FAILURE
     if not isinstance(error, OSError):
@@ -132,10 +136,10 @@ def _status_of(error: BaseException) -> int | None:
 
 
 def _print_error(error: BaseException) -> int:
-    """Print an error on one line. A list of wrong lines of a file keeps one line each, with a summary at the end."""
+    """Print an error on one line. A list of a file's wrong lines is printed with one line for each, and a summary at the end."""
     lines = str(error).splitlines()
     between = "\n" if all(re.match(r".+?:( line )?\d+: ", line) for line in lines[:-1]) else " "
-    with contextlib.suppress(OSError):  # the reader of standard error is gone
+    with contextlib.suppress(OSError):  # the program that reads standard error may have ended
         print("peer: error: " + between.join(lines), file=sys.stderr)
     return exit_statuses.USER_ERROR
 
@@ -149,7 +153,7 @@ def _interrupted() -> int:
 
 
 class PrintVersion(argparse.Action):
-    """Print the version at its use: the commit of a checkout takes a process."""
+    """Action of `--version`. It finds the version only when used, because a process of git must report the checkout's commit."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from peer.source_commit import describe_version
@@ -159,7 +163,7 @@ class PrintVersion(argparse.Action):
 
 
 def build_parser(command: str = "") -> CommandLineParser:
-    """Return the grammar of all commands. For a command that creates or runs a peer, return the grammar of only such commands."""
+    """Return the parser of all commands. If `command` creates or runs a peer, the parser has only the commands that do so."""
     parser = CommandLineParser(
         prog="peer",
         description="Train one model with people whom you do not trust. There is no server, and voters decide every step.",
@@ -292,7 +296,7 @@ def _setting_help(name: str) -> str:
 
 
 def _add_control_commands(command: Callable[..., CommandLineParser]) -> None:
-    """Add the commands that ask the running peer. The prompt has the same commands."""
+    """Add the commands that call the running peer. The prompt has the same commands."""
     from peer.commands.definitions import commands_by_topic
 
     console = command(
@@ -386,7 +390,8 @@ def _add_offline_commands(command: Callable[..., CommandLineParser]) -> None:
     config.add_argument("what", choices=["show"], metavar="show", help="The word show")
     _add_place(config)
     _add_settings(config)
-    demo = import_object("demo.command_line")  # by name: the demo starts peers, so `peer` must not import it
+    # Imported by its name: the demo starts peers, so modules of `peer` must not import it.
+    demo = import_object("demo.command_line")
     demo.add_arguments(command("demo", demo.ABOUT, demo.run_demo, details=demo.DETAILS, exit_statuses=demo.EXIT_STATUSES))
 
 
@@ -450,7 +455,8 @@ def _completion(options: argparse.Namespace) -> None:
 def _client(options: argparse.Namespace) -> tuple[Any, Config]:
     from peer.api import control_socket
 
-    place = argparse.Namespace(data_directory=options.data_directory, config=options.config)  # a command's --name is no setting
+    # A command's own `--name` is not the setting `name`.
+    place = argparse.Namespace(data_directory=options.data_directory, config=options.config)
     config = settings_from_options(place).config
     return control_socket.make_client(config.data_directory, config.control_socket), config
 
@@ -474,7 +480,7 @@ def _console(options: argparse.Namespace) -> int:
         return trio.run(partial(console.execute_attached, client, command, make_printer()))
 
     async def attach() -> int:
-        await client.status()  # fails at once if no peer runs here
+        await client.status()  # fails at once if no peer runs on this data directory
         return await console.run_console(client, attached=True, history=DataDirectory(config.data_directory).history)
 
     return trio.run(attach)

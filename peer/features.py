@@ -1,6 +1,7 @@
-"""The features of this program. A feature is one folder and one line of `FEATURES`, which orders the modules inside a block.
+"""The features of this program. A feature is one folder and one line of `FEATURES`. The order of lines is the order in which
+modules handle a block.
 
-The command line reads the list to build its grammar and must answer at once. Heavy modules are therefore imported at their use.
+The command line reads this list at each start and must answer at once, so slow modules are imported at their use.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from training.worker_protocol import WorkerRequestKind
 
 T = TypeVar("T")
-FULL_ROLE = "full"  # the union of all other roles
-ENGINE_PACKAGES = {"pytorch": "torch"}  # name of an engine -> the package that it imports
+FULL_ROLE = "full"  # name of the role that does the work of all other roles
+ENGINE_PACKAGES = {"pytorch": "torch"}  # name of an engine -> package that the engine imports
 
 
 def _core_modules(job_rules: JobSpecRules) -> tuple[Module[Any], ...]:
@@ -59,7 +60,7 @@ FEATURES: list[Feature] = [
 
 
 def roles() -> dict[str, Role]:
-    """Return the roles of all features and `full`, by name."""
+    """Return all roles by name: those of features, and `full`."""
     found = _by_name("role", ((role.name, role) for feature in FEATURES for role in feature.roles))
     together = list(found.values())
     able = [role for role in together if not role.needs_package or find_spec(role.needs_package)]
@@ -82,17 +83,17 @@ def why_engine_missing(engine: str) -> str:
 
 
 def services() -> dict[str, str]:
-    """Return the factory of each service, as `module:name`."""
+    """Return the services of all features: name -> factory as `module:name`."""
     return _by_name("service", (item for feature in FEATURES for item in feature.services.items()))
 
 
 def engines() -> dict[str, str]:
-    """Return the backend of each engine, as `module:name`."""
+    """Return the engines of all features: name -> backend as `module:name`."""
     return _by_name("engine", (item for feature in FEATURES for item in feature.engines.items()))
 
 
 def worker_requests() -> dict[str, WorkerRequestKind[Any]]:
-    """Return the requests that the worker process serves, by name."""
+    """Return the kinds of requests that the worker process serves, by name."""
     kinds = [kind for feature in FEATURES if feature.worker_requests for kind in import_object(feature.worker_requests)]
     return _by_name("worker request", ((kind.request.TAG, kind) for kind in kinds))
 
@@ -127,12 +128,12 @@ def register_features() -> None:
 
 
 def modules_of(job_rules: JobSpecRules) -> tuple[Module[Any], ...]:
-    """Return all versions of all modules, in their order inside a block."""
+    """Return all versions of all modules, in the order in which modules handle a block."""
     return tuple(module for feature in FEATURES for module in feature.modules(job_rules))
 
 
 def founding_modules() -> tuple[ModuleVersion, ...]:
-    """Return the newest version of each module, for a new network."""
+    """Return the newest version of each module, for the genesis of a new network."""
     from ledger.ledger_state import newest_module_versions
 
     return newest_module_versions(known_modules())
@@ -152,7 +153,7 @@ def versions_of(feature: Feature) -> dict[str, tuple[int, ...]]:
 
 
 class _NoJobs:
-    """Job rules for callers that only list modules: each method fails."""
+    """Job rules for callers that only list modules: each method raises an error."""
 
     def terms_of_spec(self, spec: bytes) -> JobTerms:
         raise AssertionError("no job is read")

@@ -1,4 +1,4 @@
-"""The commit of this program's sources. `setup.py` writes it into wheels and sdists; a checkout asks git."""
+"""The commit of this program's sources. `setup.py` writes it into wheels and sdists; in a checkout, git reports it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 
 from peer import VERSION
 
-FILE_NAME = "commit.txt"  # beside this module, in a wheel and in an sdist
+FILE_NAME = "commit.txt"  # file with the commit beside this module, in wheels and sdists
 PACKAGE = Path(__file__).parent
 
 
 def source_commit() -> str:
-    """Return 12 digits of the commit, with `-dirty` after changes of files that git tracks. Empty: unknown."""
+    """Return 12 digits of the commit, with `-dirty` after changes of files that git tracks, or an empty text if unknown."""
     if (written := PACKAGE / FILE_NAME).exists():
         return written.read_text().strip()
     root = PACKAGE.parent
-    if not (root / ".git").exists():  # git would otherwise describe any repository around an installed program
+    if not (root / ".git").exists():  # not a checkout: git would describe any repository around the installed program
         return ""
     command = ["git", f"--git-dir={root / '.git'}", f"--work-tree={root}", "describe"]
     try:

@@ -1,1 +1,1 @@
-"""The HTTP server: declarations of calls, pages, server-sent events, limits on connections."""
+"""The HTTP server of a peer: declarations of calls, pages, server-sent events, limits on connections."""

@@ -24,7 +24,7 @@ from web.server_routes import ServerHandlers
 from web.site import Site, SiteHandlers, bind_method
 
 VERSION = version("folkmoot")
-UPLOADS_MAX = 2  # uploaded files in memory at once
+UPLOADS_MAX = 2  # uploaded files that the server has in memory at once
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -34,9 +34,10 @@ SECURITY_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-HSTS_HEADER = "max-age=31536000"  # one year, during which a browser refuses plain HTTP to this peer
+# Value of Strict-Transport-Security in seconds: for a year, a browser refuses plain HTTP to this peer.
+HSTS_HEADER = "max-age=31536000"
 
-TEMPLATES = Path(__file__).with_name("templates")  # templates that all features may extend and include
+TEMPLATES = Path(__file__).with_name("templates")  # folder of templates that all features may extend and include
 VENDOR = Path(__file__).with_name("vendor")
 
 log = logging.getLogger("site")
@@ -51,9 +52,10 @@ def make_application(
     names: Collection[str] = (),
     proxies: Collection[str] = (),
 ) -> web.Application:
-    """Return the application that serves a site. `handlers` belong to the peer's thread: only `call` runs them, with arguments.
+    """Return the application that serves a site. `handlers` belong to Trio's thread: `call(handler, …)` runs them there.
 
-    `names` are names of this host, in addition to its addresses. `proxies` are the addresses of trusted reverse proxies.
+    `names` are names of this host that requests may use in addition to its addresses. `proxies` are the addresses of trusted
+    reverse proxies.
     """
     routes = site.routes
     clients = {route.client: None for route in routes if route.client}
@@ -96,14 +98,17 @@ def make_application(
 
 
 def _render_page(page: HtmlPage, page_set: PageSet, all_pages: Iterable[HtmlPage]) -> str:
-    """Return the HTML of a page, rendered once: changing data comes by HTTP calls. `all_pages` are its navigation."""
+    """Return the HTML of a page.
+
+    It is rendered once: scripts of the page fetch changing data. `all_pages` are the links of its navigation.
+    """
     loader = FileSystemLoader((page_set.folder / "templates", TEMPLATES))
     templates = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return templates.get_template(f"{page.name}.html").render(page=page, pages=tuple(all_pages), **page_set.values)
 
 
 async def _headed(request: web.Request, response: web.StreamResponse) -> None:
-    """Set the headers of each reply, including streams."""
+    """Set the headers that every reply has, including streams."""
     response.headers["Server"] = connection_limits.SERVER_HEADER
     if header_trust.is_secure(request):
         response.headers["Strict-Transport-Security"] = HSTS_HEADER
@@ -128,7 +133,7 @@ def _answerer(
 ) -> Handler:
     """Return a handler that reads requests as the route declares them, calls the route's method and writes the reply.
 
-    `call` takes a token and the fields.
+    `call` is a function of (token, fields) that calls the method.
     """
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -139,7 +144,7 @@ def _answerer(
         if route.upload and given["format"]:
             connection_limits.set_reply_deadline(request, connection_limits.FILE_SECONDS)
             if route.client:
-                await authorize(route.client, token)  # before a large body is read
+                await authorize(route.client, token)  # checks the token before a large body is read
             given["file"] = await _file(request, uploads)
         elif route.body_fields:
             given |= parse_fields(route.body_fields, await _body(request, route.body_bytes_max))
@@ -170,7 +175,10 @@ def _answerer(
 
 
 def _sent(request: web.Request, file: FileReply) -> web.StreamResponse:
-    """Return the reply with a file. aiohttp streams and closes the file, except in a reply to HEAD, which has no body."""
+    """Return the reply with a file.
+
+    The library aiohttp streams and closes the file. For HEAD, this function closes it, since the reply has no body.
+    """
     if request.method != "HEAD":
         connection_limits.set_reply_deadline(request, connection_limits.FILE_SECONDS)
         return web.Response(body=file.body, content_type=file.content_type, charset="utf-8")
@@ -180,7 +188,7 @@ def _sent(request: web.Request, file: FileReply) -> web.StreamResponse:
 
 
 def _guarded(names: Collection[str], problem_statuses: Mapping[str, int]) -> Any:
-    told = list[str]()  # the first such proxy, which is logged once
+    told = list[str]()  # the first proxy that the settings do not name: it is logged once
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -225,11 +233,11 @@ def _refusal(status: int, code: str, detail: str) -> web.Response:
 
 
 async def _expect(request: web.Request) -> None:
-    """Answer an Expect header. aiohttp's own handler fails on values that are not UTF-8."""
+    """Send the reply to a request's Expect header. The handler of aiohttp fails on values that are not UTF-8."""
     if request.headers["Expect"].lower() != "100-continue":
         raise web.HTTPExpectationFailed(text="only Expect: 100-continue is supported\n")
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    request.writer.output_size = 0  # no byte of the reply itself is written yet
+    request.writer.output_size = 0  # aiohttp must not count these bytes as a part of the reply
 
 
 async def _unknown(request: web.Request) -> web.StreamResponse:
@@ -244,9 +252,9 @@ async def _unknown(request: web.Request) -> web.StreamResponse:
 
 
 async def _file(request: web.Request, uploads: Counter[str]) -> bytes:
-    """Read an uploaded file into memory. At most UPLOADS_MAX are read at once, and one of each host.
+    """Return an uploaded file. At most UPLOADS_MAX files are read at once, and one file of each host.
 
-    Raises `HttpProblem` if others are being read, or if the file has more than FILE_BYTES_MAX bytes.
+    Raises `HttpProblem` if too many other files are being read, or if the file has more than FILE_BYTES_MAX bytes.
     """
     host = header_trust.client_host(request)
     if uploads.total() >= UPLOADS_MAX or uploads[host]:
@@ -272,7 +280,10 @@ async def _body(request: web.Request, bytes_max: int) -> dict[str, Any]:
 
 
 async def _read(request: web.Request, bytes_max: int, limit: str) -> bytes:
-    """Return the body of a request. Raises `HttpProblem`, with the text `limit` if the body has more than `bytes_max` bytes."""
+    """Return the body of a request.
+
+    Raises `HttpProblem` if the body is malformed, or with the text `limit` if it exceeds `bytes_max`.
+    """
     data = bytearray()
     try:
         async for part in request.content.iter_chunked(1 << 16):

@@ -1,6 +1,5 @@
-"""Bridge between two event loops: aiohttp's asyncio, in a thread of its own, and the peer's Trio. They meet only here.
-
-A handler awaits a call. Trio runs the call, and its result or its problem returns to the handler.
+"""Bridge between two event loops: asyncio for aiohttp, in a thread of its own, and Trio for the peer. No other module uses both
+loops. A handler in asyncio awaits a call. Trio runs the call, and the call's result or problem returns to the handler.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ from web.connection_limits import ConnectionSlots, LimitedRequestHandler
 from web.site import Site, SiteHandlers
 
 SHUTDOWN_SECONDS = 1.0
-HANDSHAKE_SECONDS = 10.0  # limit of the TLS handshake
-SWEEP_SECONDS = 1.0  # between searches for overdue connections
-BACKLOG = 128  # connections that wait in the kernel
-ACCEPT_SECONDS = 0.002  # after each connection: at most 500 a second, so that a flood takes a tenth of one core
-ACCEPT_RETRY_SECONDS = 0.1  # before the next attempt, for example while no file descriptor is free
+HANDSHAKE_SECONDS = 10.0  # time limit of a TLS handshake
+SWEEP_SECONDS = 1.0  # seconds between searches for overdue connections
+BACKLOG = 128  # connections that the kernel queues until they are accepted
+ACCEPT_SECONDS = 0.002  # pause after each accepted connection: with at most 500 a second, a flood takes a tenth of one core
+ACCEPT_RETRY_SECONDS = 0.1  # pause after a failed accept, for example while no file descriptor is free
 
 log = logging.getLogger("site")
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Return False for malformed and aborted requests, with which strangers could fill the log."""
+    """Return False for log records about malformed and aborted requests: strangers could fill the log with them."""
     return not (
         record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | web.RequestPayloadError | ConnectionError)
     )
@@ -46,10 +45,10 @@ log.addFilter(_is_ours)
 
 
 class HttpAcceptor:
-    """Accepts connections at a bounded rate and gives each of them a slot."""
+    """Acceptor of HTTP connections. It limits their rate, and gives each connection a slot."""
 
     def __init__(self, server: web.Server, places: ConnectionSlots, tls: Callable[[], ssl.SSLContext | None]) -> None:
-        """`tls` returns the TLS context of the next connection, or None for plain HTTP."""
+        """Make an acceptor. `tls` returns the TLS context for the next connection, or None for plain HTTP."""
         self._server, self._places, self._tls = server, places, tls
         self._serving: set[asyncio.Task[None]] = set()
 
@@ -69,7 +68,7 @@ class HttpAcceptor:
         while True:
             try:
                 connection, address = await loop.sock_accept(listener)
-            except OSError as error:  # no file descriptor is free, or the client has left
+            except OSError as error:  # no file descriptor is free, or the client has closed the connection
                 if not is_told:
                     log.error("cannot accept a connection: %s", error)
                 is_told = True
@@ -82,7 +81,7 @@ class HttpAcceptor:
             await asyncio.sleep(ACCEPT_SECONDS)
 
     async def _serve(self, connection: socket.socket, host: str) -> None:
-        """Return once aiohttp serves the connection, or once the connection is closed after a failure."""
+        """Give the connection to aiohttp, or close it after a failure. `host` is the client's address or network."""
         task = asyncio.current_task()
         assert task is not None
         place = self._places.acquire_slot(host, task.cancel)
@@ -96,16 +95,16 @@ class HttpAcceptor:
                 ssl_handshake_timeout=timeout,
             )
             return
-        except (OSError, asyncio.CancelledError):  # TLS failed, or another connection took the slot
+        except (OSError, asyncio.CancelledError):  # the TLS handshake failed, or a newer connection got this one's slot
             pass
-        except Exception:  # our own bug closes this connection alone
+        except Exception:  # a bug of ours must not close other connections
             log.exception("a connection could not be served")
         self._places.release_slot(place)
         connection.close()
 
 
 class AsyncioBridge:
-    """Server of a site on one address."""
+    """The HTTP server of a site on one address, in a thread of its own."""
 
     def __init__(
         self,
@@ -118,18 +117,22 @@ class AsyncioBridge:
         tls: ssl.SSLContext | None = None,
         proxies: Collection[str] = (),
     ) -> None:
-        """`names` are names of this host, in addition to its addresses. `proxies` are for `web.header_trust`."""
+        """Make a server. `names` are names of this host in addition to its addresses. `proxies` are trusted reverse proxies."""
         self._site, self._handlers = site, handlers
         self._host, self._port, self._names = host, port, names
-        self._calls_max = connections_max  # one call for each connection; `ConnectionSlots` limits each host
-        self.tls = tls  # a new context is for later connections
+        # Concurrent calls, one for each connection; `ConnectionSlots` limits connections of each host.
+        self._calls_max = connections_max
+        self.tls = tls  # TLS context of later connections: `WebService` sets it when the certificate changes
         self._places, self._proxies = ConnectionSlots(connections_max, frozenset(map(host_subnet, proxies))), proxies
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = threading.Event()
         self._running = 0
 
     async def run(self, *, task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled, and report the address as started. Raises `OSError` if the peer cannot listen there."""
+        """Serve until cancelled.
+
+        `task_status` gets (host, port) at the start. Raises `OSError` if the peer cannot listen on the address.
+        """
         opened = await trio.open_tcp_listeners(self._port, host=self._host, backlog=BACKLOG)
         listeners = [socket.socket(fileno=listener.socket.detach()) for listener in opened]
         address = listeners[0].getsockname()[:2]
@@ -141,21 +144,21 @@ class AsyncioBridge:
                 error = await receive.receive()
                 if error is None:
                     task_status.started(address)
-                    error = await receive.receive()  # the thread ended without a request
+                    error = await receive.receive()  # the thread ended with an error, although its end was not requested
             finally:
                 if self._loop is not None and not self._loop.is_closed():
                     self._loop.call_soon_threadsafe(self._end.set)
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(self._ended.wait, 2 * SHUTDOWN_SECONDS)
         assert error is not None
-        raise error  # outside the nursery, which would wrap it
+        raise error  # raised outside the nursery, which would wrap the error in an exception group
 
     # In the thread of asyncio ----------------------------------------------------------------------------------------
 
     def _serve(self, listeners: list[socket.socket], send: trio.MemorySendChannel[Exception | None]) -> None:
         try:
             asyncio.run(self._listen(listeners, send))
-        except Exception as error:  # our own bug ends the service
+        except Exception as error:  # a bug of ours ends the service
             log.exception("the web server's thread ended")
             with contextlib.suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(send.send_nowait, error)
@@ -183,7 +186,10 @@ class AsyncioBridge:
             await runner.cleanup()
 
     async def call(self, do: Callable[..., Awaitable[Any]], /, *arguments: Any, **named: Any) -> Any:
-        """Run a function in Trio's thread. Raises its `HttpProblem`, or another one if the peer is busy or stops."""
+        """Run a function in Trio's thread and return its result.
+
+        Raises the function's `HttpProblem`, or another if the peer is busy or stops.
+        """
         assert self._loop is not None
         if self._running >= self._calls_max:
             raise HttpProblem("too-many", "this peer is busy: try again later", 1)
@@ -196,28 +202,28 @@ class AsyncioBridge:
             raise HttpProblem("stopping", "this peer is stopping") from None
         finally:
             self._running -= 1
-            del answer  # The exception refers to this frame, which would keep the request in memory.
+            del answer  # breaks a reference cycle: a raised exception refers to this frame, and would leave the request in memory
 
     # In Trio's thread ------------------------------------------------------------------------------------------------
 
     async def _answer(self, do: Callable[[], Awaitable[Any]], answer: asyncio.Future[Any]) -> None:
         result: Any = None
-        error: HttpProblem | None = HttpProblem("stopping", "this peer is stopping")  # result of a cancelled call
+        error: HttpProblem | None = HttpProblem("stopping", "this peer is stopping")  # problem of a call that is cancelled
         try:
             result, error = await do(), None
         except HttpProblem as problem:
             error = problem
-        except Exception:  # our own bug in one request: the peer goes on, and its log describes the bug
+        except Exception:  # a bug of ours in one request must not stop the peer: the log describes the bug
             log.exception("an HTTP call failed")
             error = HttpProblem("internal", "internal error of this peer: its log has the details")
         finally:
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(_resolve_future, answer, result, error)
-            del do, answer, error  # the exception refers to this frame, and garbage collection of cycles is rare
+            del do, answer, error  # breaks a reference cycle of exception and frame, since garbage collection of cycles is rare
 
 
 def _resolve_future(answer: asyncio.Future[Any], result: Any, error: HttpProblem | None) -> None:
-    if answer.done():  # the client has left
+    if answer.done():  # the client has closed the connection
         return
     if error is not None:
         answer.set_exception(error)

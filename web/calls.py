@@ -1,8 +1,8 @@
 """Fields that a call of the HTTP API receives, and values that its handler returns or raises.
 
-Each field has a name and a type, which checks and converts its value. A handler returns a JSON object, a status with such an
-object, a text or a file. It raises `HttpProblem` to refuse a call, in the form of RFC 9457: a status, a code for programs, and
-a sentence for people.
+Each field has a name and a type. The type checks and converts the field's value. A handler returns a JSON object, a status with
+such an object, a text or a file. It raises `HttpProblem` to refuse a call, in the form of RFC 9457: a status, a code for
+programs, and a sentence for people.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import IO, Any, Final, NamedTuple
 
 Json = dict[str, Any]
-REQUIRED: Final = object()  # default of a field that must be present
+REQUIRED: Final = object()  # value of `RequestField.default` for a field that must be present
 
 
 class TextReply(NamedTuple):
@@ -22,13 +22,13 @@ class TextReply(NamedTuple):
 
 
 class FileReply(NamedTuple):
-    """Text in UTF-8. The server sends the file and closes it."""
+    """A reply with a file of text in UTF-8. The server sends and closes the file."""
 
     content_type: str
     body: IO[bytes]
 
 
-# HTTP status by problem code. Features declare codes of their own in `web.routes.RouteSet.problem_statuses`.
+# Problem code -> HTTP status. Features declare further codes in `web.routes.RouteSet.problem_statuses`.
 STATUS_BY_CODE: Final = {
     "malformed": 400,
     "unauthorized": 401,
@@ -55,7 +55,7 @@ class HttpProblem(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FieldType:
-    description: str  # description of valid values, in the sentence "NAME must be …"
+    description: str  # description of valid values, which completes the sentence "NAME must be …"
     schema: Json  # JSON Schema of valid values
     is_valid: Callable[[Any], bool]
     convert: Callable[[Any], Any] = lambda value: value  # conversion of a valid value
@@ -69,7 +69,10 @@ class RequestField:
     default: Any = REQUIRED
 
     def parse_value(self, given: Any) -> Any:
-        """Return the field's value in a mapping, or its default. Raises `HttpProblem` if the value is not of the field's type."""
+        """Return the field's converted value from a mapping, or its default.
+
+        Raises `HttpProblem` if the value is not of the field's type.
+        """
         if self.name not in given and self.default is not REQUIRED:
             return self.default
         value = given.get(self.name)
@@ -92,7 +95,7 @@ def integer_type(low: int, high: int) -> FieldType:
 
 
 def query_integer_type(low: int, high: int) -> FieldType:
-    """Return the type of an integer that a query has as decimal digits."""
+    """Return the type of an integer in a query, where it is a text of decimal digits."""
 
     def fits(value: Any) -> bool:
         return value.isascii() and value.isdecimal() and len(value) <= len(str(high)) and low <= int(value) <= high
@@ -130,7 +133,7 @@ LINE: Final = FieldType(
 TEXT: Final = FieldType(
     "text",
     {"type": "string"},
-    # JSON can contain unpaired surrogates, which are no characters.
+    # Texts of JSON may contain unpaired surrogates, which are no characters and are refused.
     lambda value: isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value),
 )
 FLAG: Final = FieldType("true or false", {"type": "boolean"}, lambda value: isinstance(value, bool))
@@ -161,5 +164,8 @@ OBJECTS: Final = FieldType(
 
 
 def parse_fields(fields: Sequence[RequestField], given: Any) -> dict[str, Any]:
-    """Return the values of the declared fields by name; other entries are ignored. Raises `HttpProblem` for an invalid value."""
+    """Return the values of the declared fields by name.
+
+    Other entries of the mapping are ignored. Raises `HttpProblem` for an invalid value.
+    """
     return {field.name: field.parse_value(given) for field in fields}

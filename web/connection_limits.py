@@ -1,4 +1,4 @@
-"""Limits on connections of the web port: how many are open, in total and for each host, and how long a request may take.
+"""Limits on connections of the web port: their number, in total and for each host, and the duration of a request.
 
 | reached by a new connection | condition                                 | consequence                                         |
 |-----------------------------|-------------------------------------------|-----------------------------------------------------|
@@ -22,42 +22,46 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 
-HOST_SHARE_DIVISOR: Final = 4  # a host has at most a quarter of all connections; an office shares one address
-HEADER_SECONDS: Final = 15.0  # from the connection, or the last reply, to the next complete header
-REQUEST_SECONDS: Final = 60.0  # from the header until the reply is sent; the longest call waits 13 seconds
-FILE_SECONDS: Final = 600.0  # REQUEST_SECONDS for a file: 16 MiB over a link of 0.25 Mbit/s
+# Divisor of all connections that gives the limit of one host: a quarter, since an office shares one address.
+HOST_SHARE_DIVISOR: Final = 4
+HEADER_SECONDS: Final = 15.0  # longest time from the connection, or from the last reply, to the next complete header of a request
+REQUEST_SECONDS: Final = 60.0  # longest time from a header until the reply is sent: the longest call waits 13 seconds
+FILE_SECONDS: Final = 600.0  # longest time from a header until a file is sent or received: 16 MiB over a link of 0.25 Mbit/s
 
-SERVER_HEADER: Final = "folkmoot"  # A version would tell strangers which bugs to try.
+SERVER_HEADER: Final = "folkmoot"  # header `Server` without a version, which would show strangers the bugs to try
 
 log = logging.getLogger("site")
 
 
 class ConnectionSlot:
-    """Slot of one connection, from its acceptance to its end."""
+    """The slot of one connection, from acceptance to end, with the deadline of the present request."""
 
     def __init__(self, host: str, close: Callable[[], object], clock: Callable[[], float]) -> None:
         self.host, self.close, self._clock = host, close, clock
         self.finish_request()
 
     def begin_request(self, seconds: float) -> None:
-        """Start the deadline of a reply, `seconds` from now."""
+        """Set the deadline of a reply to `seconds` from now."""
         self.waits, self.deadline = False, self._clock() + seconds
 
     def finish_request(self) -> None:
-        """Start the deadline of the next header."""
+        """Set the deadline of the next header to `HEADER_SECONDS` from now."""
         self.waits, self.deadline = True, self._clock() + HEADER_SECONDS
 
 
 class ConnectionSlots:
-    """Slots of all open connections. `proxies` are hosts that forward connections of many people; they may have all slots."""
+    """The slots of all open connections. `proxies` are hosts that forward connections of many people and may have all slots."""
 
     def __init__(self, connections_max: int, proxies: Collection[str] = (), clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._proxies, self._clock = max(1, connections_max), proxies, clock
         self._of_host = max(1, self._most // HOST_SHARE_DIVISOR)
-        self._open: dict[ConnectionSlot, None] = {}  # the oldest first
+        self._open: dict[ConnectionSlot, None] = {}  # slots of open connections, the oldest first
 
     def acquire_slot(self, host: str, close: Callable[[], object]) -> ConnectionSlot:
-        """Return the slot of a new connection. At a limit, it closes another connection."""
+        """Return the slot of a new connection of `host`.
+
+        At a limit, another connection is closed. `close` closes the new connection.
+        """
         hosts = Counter(place.host for place in self._open)
         bound = self._most if host in self._proxies else self._of_host
         if hosts[host] >= bound:
@@ -90,7 +94,7 @@ class ConnectionSlots:
 
 
 class LimitedRequestHandler(web.RequestHandler):
-    """aiohttp's protocol of one connection, with the connection's slot."""
+    """aiohttp's handler of one connection, extended by the connection's slot."""
 
     __slots__ = ("_places", "place")
 
@@ -108,14 +112,17 @@ class LimitedRequestHandler(web.RequestHandler):
         super().connection_lost(exc)
 
     def handle_error(self, *arguments: Any, **more: Any) -> web.StreamResponse:
-        """Return the reply to bytes that are no request. It does not pass through the application, which sets this header."""
+        """Return the reply to bytes that are no request.
+
+        The application, which sets the header `Server` of other replies, does not see it.
+        """
         response = super().handle_error(*arguments, **more)
         response.headers["Server"] = SERVER_HEADER
         return response
 
 
 class _ReplyFinishedLogger(AbstractAccessLogger):
-    """Hook that aiohttp calls after each reply. It logs nothing."""
+    """A hook that aiohttp calls after each reply. It logs nothing, but sets the deadline of the next header."""
 
     def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
         if isinstance(request.protocol, LimitedRequestHandler):
@@ -123,6 +130,6 @@ class _ReplyFinishedLogger(AbstractAccessLogger):
 
 
 def set_reply_deadline(request: web.BaseRequest, seconds: float) -> None:
-    """Set the deadline of the reply to this request, `seconds` from now."""
+    """Set the deadline of the reply to this request to `seconds` from now."""
     if isinstance(request.protocol, LimitedRequestHandler):
         request.protocol.place.begin_request(seconds)

@@ -1,4 +1,4 @@
-"""Server-sent events. All listeners share the same looks at the peer."""
+"""Server-sent events. A look is a JSON object with the peer's state, and its changes are events for all listeners."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from aiohttp import web
 from web.calls import HttpProblem, Json
 from web.routes import EventFeed
 
-LISTENERS_MAX: Final = 100  # Each holds a connection. At the limit, the host with most listeners loses its oldest one.
-LISTENERS_OF_HOST_MAX: Final = 20  # browser tabs of all people behind one address
-LISTENER_QUEUE_MAX: Final = 32  # unread observations of a listener, which is then disconnected
-REPLAY_EVENTS_MAX: Final = 512  # events that are kept for listeners that reconnect
-KEEPALIVE_SECONDS: Final = 15.0  # between comments, so that proxies on the way keep an idle connection open
+# Listeners, each with a connection: at the limit, the host with most listeners loses its oldest listener.
+LISTENERS_MAX: Final = 100
+LISTENERS_OF_HOST_MAX: Final = 20  # listeners of one host: browser tabs of all people behind one address
+LISTENER_QUEUE_MAX: Final = 32  # unread messages after which a listener is disconnected
+REPLAY_EVENTS_MAX: Final = 512  # last events that are stored for listeners that reconnect
+# Seconds without an event after which a comment is sent, so that reverse proxies do not close an idle connection.
+KEEPALIVE_SECONDS: Final = 15.0
 
 
 class _Event(NamedTuple):
     number: int
-    is_live: bool  # sent only to listeners of live events
-    text: str  # encoded once for all listeners
+    is_live: bool  # True if only listeners of live events get the event
+    text: str  # the encoded event, the same for all listeners
 
     @classmethod
     def of(cls, number: int, is_live: bool, kind: str, data: Json) -> _Event:
@@ -52,11 +54,12 @@ class _Feed:
 
 class EventStreams:
     def __init__(self, feeds: Iterable[EventFeed], call: Callable[..., Awaitable[Any]], headers: Mapping[str, str]) -> None:
-        """`call` runs a function of a feed in the peer's thread."""
+        """Make the streams of these feeds. `call` runs a function of a feed in Trio's thread."""
         self._call = call
         self._headers = headers
         self._listeners: dict[asyncio.Task[Any], _Listener] = {}
-        self._number = time.time_ns() // 1_000_000  # milliseconds, so that numbers grow when the process restarts
+        # Number of the last event; it starts with the time in ms, so that numbers also grow when the process restarts.
+        self._number = time.time_ns() // 1_000_000
         self._kept: deque[_Event] = deque(maxlen=REPLAY_EVENTS_MAX)
         self._feeds = [_Feed(feed) for feed in feeds]
 
@@ -68,9 +71,9 @@ class EventStreams:
         feeds = [feed for feed in self._feeds if is_live or not feed.declared.is_on_request]
         for feed in feeds:
             if feed.looking is None:
-                # Other listeners may have registered during this call. They get its events, too.
+                # Other listeners may have registered during this call, so they get the events of this look, too.
                 self._tell(self._take(feed, await self._call(feed.declared.wait_for_look, {})))
-        self._make_room(host)  # no await from here until this listener is registered
+        self._make_room(host)  # no `await` between this call and the listener's registration: the room must stay free
         me, mine = asyncio.current_task(), _Listener(host, is_live, asyncio.Queue(LISTENER_QUEUE_MAX))
         assert me is not None
         self._listeners[me] = mine
@@ -88,15 +91,16 @@ class EventStreams:
                 if said is None:
                     return response
                 await response.write(said.encode())
-        except ConnectionError:  # the listener has left
+        except ConnectionError:  # the listener has closed the connection
             return response
         finally:
             self._listeners.pop(me, None)
 
     def _make_room(self, host: str) -> None:
-        """Make room for a listener at this host. Above LISTENERS_MAX, the host with most listeners loses its oldest one.
+        """Make room for one more listener of this host.
 
-        Raises `HttpProblem` if this host is at its limit, or if no host has more listeners than this one would have.
+        Above LISTENERS_MAX, the host with most listeners loses its oldest listener. Raises `HttpProblem` if this host is at its
+        limit, or if no host has more listeners than this host would have.
         """
         hosts = Counter(listener.host for listener in self._listeners.values())
         if hosts[host] >= LISTENERS_OF_HOST_MAX:
@@ -114,7 +118,7 @@ class EventStreams:
     def _first(self, feeds: list[_Feed], mine: _Listener, last: str) -> str:
         """Return the first text for a listener that reconnects after the event `last`: all later events.
 
-        If that event is unknown or no longer kept, the text is the newest state, which replaces all earlier events.
+        If the event `last` is unknown or not stored, the text has the newest state, which replaces all earlier events.
         """
         number = int(last) if re.fullmatch(r"[0-9]{1,16}", last) else -1
         if self._kept and self._kept[0].number - 1 <= number <= self._number:
@@ -123,7 +127,7 @@ class EventStreams:
         return "".join(_Event.of(self._number, False, kind, data).text for kind, data in said)
 
     def _take(self, feed: _Feed, now: Json) -> list[_Event]:
-        """Store a look and return the events that lead to it. Without a newer look there are no events."""
+        """Store a new look, and return the events that lead to it from the last look. A look that is not newer has no events."""
         declared = feed.declared
         if feed.now and now[declared.order] <= feed.now[declared.order]:
             return []
@@ -139,7 +143,7 @@ class EventStreams:
         try:
             while any(listener.is_live or not feed.declared.is_on_request for listener in self._listeners.values()):
                 self._tell(self._take(feed, await self._call(feed.declared.wait_for_look, feed.now)))
-        except HttpProblem:  # the peer is busy or stops; listeners reconnect and continue
+        except HttpProblem:  # the peer is busy or stops: listeners are disconnected, and continue when they connect again
             self._drop()
         finally:
             feed.looking = None

@@ -28,7 +28,10 @@ def _proxies_problem(value: object) -> str | None:
 
 
 def _not_loopback(value: object) -> str | None:
-    """Return why metrics cannot be served at this address, or None. Metrics need no password, so only loopback is allowed."""
+    """Return the reason why metrics cannot be served at this address, or None.
+
+    Metrics need no password, so only loopback is allowed.
+    """
     if value == "":
         return None
     if problem := _address_problem(value):

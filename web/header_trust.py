@@ -1,6 +1,6 @@
-"""Trust in headers of requests: the client's host, its use of TLS, the name that it uses for this peer, and the page that asks.
-
-A page of another site, or a foreign name of this host, must not use the browser session of a person who is signed in here.
+"""Checks of request headers: the client's address, its use of TLS, its name for this peer, and the page that sends the request. A
+page of another site, or of a foreign name of this host, must not use the browser session of a person who is signed in at this
+peer.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from protocol.addresses import host_subnet, is_loopback
 from web.calls import HttpProblem
 from web.routes import ClientClass
 
-CSRF_HEADER: Final = "X-Folkmoot"  # forms cannot send it, and scripts of other origins need a CORS preflight for it
+# Header of calls with a cookie: HTML forms cannot send it, and scripts of other sites need a CORS preflight for it.
+CSRF_HEADER: Final = "X-Folkmoot"
 HOST_PATTERN: Final = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?")
 PORT_MAX: Final = 65_535
-SECURE_COOKIE_PREFIX: Final = "__Host-"  # browsers accept such a cookie only over TLS and from this very host
+# Prefix of a cookie's name: browsers accept such a cookie only over TLS and only from this host itself.
+SECURE_COOKIE_PREFIX: Final = "__Host-"
 SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 FORWARDED_HEADERS: Final = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP", "Via")
-PROXIES = web.AppKey("proxies", Collection)  # the setting `web_trusted_proxies`
+PROXIES = web.AppKey("proxies", Collection)  # key of the application's trusted proxies, from the setting `web_trusted_proxies`
 
 
 def require_host(request: web.Request, names: Collection[str]) -> None:
-    """Check that the Host header names this peer. Raises `HttpProblem` if it does not.
+    """Raise `HttpProblem` unless the Host header names this peer.
 
-    This prevents DNS rebinding: a foreign name resolves to this address for a moment, so that a foreign page has this peer's
-    origin. Addresses cannot be rebound. Names must be `localhost` or one of `names`.
+    The check prevents DNS rebinding: a foreign name resolves to this peer's address for a moment, so that a foreign page has this
+    peer's origin. A Host header with an IP address is safe. A name must be `localhost` or one of `names`.
     """
     said = request.headers.getall("Host", ())
     if len(said) != 1 or not (found := HOST_PATTERN.fullmatch(said[0])) or int(found["port"] or 0) > PORT_MAX:
@@ -39,7 +41,7 @@ def require_host(request: web.Request, names: Collection[str]) -> None:
         raise HttpProblem("misdirected", "the Host header has an invalid address")
     if host != "localhost" and host not in names and not _is_address(host):
         raise HttpProblem("misdirected", "the name in the Host header is unknown: add it to `web_host_names`")
-    if request.host.lower() not in (host, said[0].lower()):  # an absolute URL in the request line overrides the header
+    if request.host.lower() not in (host, said[0].lower()):  # an absolute URL in the request line overrides the Host header
         raise HttpProblem("misdirected", "the request's URL and its Host header name different hosts")
 
 
@@ -58,9 +60,9 @@ def cookie_name(request: web.Request, who: ClientClass) -> str:
 def read_token(request: web.Request, who: ClientClass, known: Collection[ClientClass]) -> str:
     """Return the token of the Authorization header, which programs set, or of the session cookie, which browsers send.
 
-    A browser sends the cookie with requests of any page. A call that changes something with the cookie therefore needs
-    CSRF_HEADER and this peer's Origin. A browser without a session of this class sends one of another `known` class: its client
-    is then told that the call is for others. Raises `HttpProblem` if there is no token or the headers do not allow the call.
+    A browser sends the cookie with requests of any page. A call that changes data and has a cookie therefore needs CSRF_HEADER
+    and this peer's Origin. A browser may have only a session of another class in `known`: its token is returned, so that the
+    refusal of the call names the right class. Raises `HttpProblem` if there is no token or the headers do not allow the call.
     """
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token:
@@ -79,17 +81,17 @@ def read_token(request: web.Request, who: ClientClass, known: Collection[ClientC
 
 
 def require_own_origin(request: web.Request) -> None:
-    """Raise `HttpProblem` if the Origin header names another site. Its scheme may differ behind a proxy that ends TLS."""
+    """Raise `HttpProblem` if the Origin header names another site. Its scheme is not compared: a reverse proxy may end TLS."""
     origin = request.headers.get("Origin")
     if origin is not None and origin.partition("://")[2] != request.headers.get("Host"):
         raise HttpProblem("forbidden", "calls from pages of other sites are not allowed")
 
 
 def client_host(request: web.Request) -> str:
-    """Return the address of the client; for IPv6 the /64 network, which one subscriber has.
+    """Return the client's address. For IPv6, return the /64 network, since one subscriber has all addresses in it.
 
-    `X-Forwarded-For` counts only if it comes from a trusted proxy. The client is then the last address that is no proxy, because
-    the client may have invented the addresses before it.
+    `X-Forwarded-For` counts only from a trusted proxy. The client is then the last address in the header that is no trusted
+    proxy, because a client can invent the addresses before its own.
     """
     host = _address(request.remote or "")
     said = [_address(part) for line in request.headers.getall("X-Forwarded-For", ()) for part in line.split(",")]
@@ -99,28 +101,31 @@ def client_host(request: web.Request) -> str:
 
 
 def find_unnamed_proxy(request: web.Request) -> str:
-    """Return the address of a proxy on this machine that the settings do not name. The result is empty if there is none."""
+    """Return the address of a proxy on this machine that the settings do not name.
+
+    The text is empty if the request has no such proxy.
+    """
     host = _address(request.remote or "")
     return host if "X-Forwarded-For" in request.headers and is_loopback(host) and host not in request.app[PROXIES] else ""
 
 
 def is_secure(request: web.Request) -> bool:
-    """Return whether the browser uses TLS, to this peer or to a trusted proxy."""
+    """Return whether the client uses TLS, to this peer or to a trusted proxy."""
     is_proxied = _address(request.remote or "") in request.app[PROXIES]
     return request.secure or (is_proxied and request.headers.get("X-Forwarded-Proto", "").strip().lower() == "https")
 
 
 def is_local_request(request: web.BaseRequest) -> bool:
-    """Return whether a program of this machine asks for itself. A proxy of this machine asks for others.
+    """Return whether the request comes from a program on this machine that is no reverse proxy.
 
-    Most proxies add one of FORWARDED_HEADERS. nginx without settings adds none, but asks by HTTP/1.0.
+    Most proxies add one of FORWARDED_HEADERS. nginx without settings adds none, but uses HTTP/1.0.
     """
     is_direct = request.version >= (1, 1) and not any(name in request.headers for name in FORWARDED_HEADERS)
     return is_direct and is_loopback(_address(request.remote or ""))
 
 
 def _address(text: str) -> str:
-    """Return an address as `ip_address` writes it, without port, brackets or interface; empty if the text is none."""
+    """Return an IP address in normal form, without port, brackets or interface, or an empty text if `text` is no IP address."""
     text = text.strip().partition("%")[0]
     if text.startswith("["):
         text = text[1:].partition("]")[0]

@@ -1,7 +1,7 @@
 """The service `metrics`: `/healthz` and `/metrics` on loopback, for monitors on this machine.
 
-It implements the part of HTTP/1.1 that monitors need: one GET, one reply, and the connection ends. It runs in Trio's loop without
-a library, so that peers of every role can have it.
+The module implements the part of HTTP/1.1 that monitors need: one GET or HEAD, one reply, and the connection ends. It runs in
+Trio's loop without a library, so that peers of every role can serve metrics.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from protocol.prometheus_metrics import (
     why_unhealthy,
 )
 
-STATS_CACHE_SECONDS: Final = 1.0  # statistics read the store and /proc
-ADDRESS_FILE = "address"  # a file with the address, while metrics are served
-REQUEST_BYTES_MAX: Final = 8_192  # monitors send a few hundred
-REQUEST_SECONDS_MAX: Final = 5.0  # from the connection until the reply is sent; monitors run on this machine
-CONNECTIONS_MAX: Final = 16  # concurrent connections; a monitor has one
+STATS_CACHE_SECONDS: Final = 1.0  # time for which statistics are reused: to make them, the peer reads its store and /proc
+ADDRESS_FILE = "address"  # name of a file with the address, which exists while metrics are served
+REQUEST_BYTES_MAX: Final = 8_192  # largest request: monitors send a few hundred bytes
+REQUEST_SECONDS_MAX: Final = 5.0  # longest time from the connection until the reply is sent: monitors run on this machine
+CONNECTIONS_MAX: Final = 16  # concurrent connections: a monitor has one
 log = logging.getLogger("metrics")
 
 
@@ -48,7 +48,7 @@ class StatsCache:
             return self._looked[1]
 
     async def find_health_problem(self) -> str:
-        """Return why this peer does not work, or an empty string if it does."""
+        """Return the reason why this peer does not work, or an empty string if it works."""
         return why_unhealthy((await self.stats()).status)
 
     async def metrics(self) -> tuple[PrometheusMetric, ...]:
@@ -69,7 +69,7 @@ class MetricsEndpoint:
         try:
             listeners = await trio.open_tcp_listeners(port, host=host)
         except OSError as error:
-            # A voter must not end because of a monitor. `peer doctor` and the log report the missing endpoint.
+            # A voter must not end because metrics cannot be served. `peer doctor` and the log report the missing endpoint.
             why = (error.strerror or str(error)).lower()
             self._desk.log_warning(f"metrics are not served at {listen}: {why}; name another address with --metrics, or port 0")
             return
@@ -87,7 +87,7 @@ class MetricsEndpoint:
                 with trio.move_on_after(REQUEST_SECONDS_MAX):
                     await stream.send_all(await self._response(stream))
             except trio.BrokenResourceError:
-                pass  # the monitor has left
+                pass  # the monitor has closed the connection
             finally:
                 self._open -= 1
 
@@ -101,7 +101,7 @@ class MetricsEndpoint:
         except RemoteProtocolError as error:
             status, body = HTTPStatus.BAD_REQUEST, f"{error}\n".encode()
         except trio.BrokenResourceError:
-            raise  # the monitor has left
+            raise  # the monitor has closed the connection
         except Exception:  # a voter must not end because of a failed reply
             log.exception("a reply to a monitor failed")
             status, body = HTTPStatus.INTERNAL_SERVER_ERROR, b"the peer failed; its log says why\n"
@@ -137,7 +137,10 @@ class MetricsEndpoint:
 
 
 async def _head(stream: trio.abc.ReceiveStream) -> bytes:
-    """Read a request up to its empty line. Raises `RemoteProtocolError` if it ends before, or exceeds REQUEST_BYTES_MAX."""
+    """Return a request up to its empty line.
+
+    Raises `RemoteProtocolError` if the request ends earlier or exceeds REQUEST_BYTES_MAX.
+    """
     data = b""
     while b"\r\n\r\n" not in data:
         if len(data) > REQUEST_BYTES_MAX:
@@ -149,7 +152,7 @@ async def _head(stream: trio.abc.ReceiveStream) -> bytes:
 
 
 def _asked(head: bytes) -> tuple[str, str]:
-    """Return the method and the path of a request. Raises `RemoteProtocolError` if it is not an HTTP/1 request."""
+    """Return the method and the path of a request. Raises `RemoteProtocolError` if the bytes are not an HTTP/1 request."""
     words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
         raise RemoteProtocolError("malformed", "not an HTTP/1 request")

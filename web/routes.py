@@ -1,7 +1,6 @@
-"""Declarations of HTTP routes and pages, which features name in `Feature.routes` and `Feature.pages`.
-
-The application, the parsing of requests, the OpenAPI document and docs/reference/http-api.md follow from them. This
-module imports no HTTP library.
+"""Declarations of HTTP routes and pages, which features name in `Feature.routes` and `Feature.pages`. The application, the
+parsing of requests, the OpenAPI document and docs/reference/http-api.md are derived from the declarations. This module imports no
+HTTP library.
 """
 
 from __future__ import annotations
@@ -23,11 +22,15 @@ TIME_TYPE: Final = integer_type(0, 2**53 - 1)
 
 @dataclass(frozen=True, slots=True)
 class ClientClass:
-    """Class of clients with tokens, such as operators. Exactly one feature checks a class (`RouteHandlers.authorizers`)."""
+    """A class of clients with tokens, such as operators.
+
+    Exactly one feature checks the tokens of a class (`RouteHandlers.authorizers`).
+    """
 
     name: str  # name of the security scheme in the OpenAPI document
-    cookie_name: str  # cookie of a browser's session; a browser may have sessions of several classes
-    argument: str  # name of the handler's argument that gets the identity from the authorizer
+    # Name of the cookie of a browser's session; each class has another, since a browser may have several sessions.
+    cookie_name: str
+    argument: str  # name of the handler's argument with the client's identity, which the authorizer returns
 
 
 OPERATOR: Final = ClientClass("operator", "folkmoot-operator", "operator")
@@ -36,9 +39,9 @@ OPERATOR: Final = ClientClass("operator", "folkmoot-operator", "operator")
 @dataclass(frozen=True, slots=True)
 class RouteReply:
     field_names: str = ""  # fields of the JSON object, separated by spaces
-    about: str = ""  # sentences, without the last period
+    about: str = ""  # sentences about the reply, without the last period
     content_type: str = "application/json"
-    short_text: str = ""  # text for people, which replaces the field names
+    short_text: str = ""  # text for people in place of the field names
 
     @property
     def text(self) -> str:
@@ -48,24 +51,24 @@ class RouteReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    # A method of a handler object. It takes the declared fields by name, and runs in Trio's thread.
+    # Method of a handler object that answers the call. It gets the declared fields by name, and runs in Trio's thread.
     handler: Callable[..., Awaitable[Any]]
-    takes_request: bool = False  # the handler is the server's own: it takes aiohttp's request, in asyncio's thread
-    operation_id: str = ""  # id in the OpenAPI document; required if several routes share a handler
+    takes_request: bool = False  # True for the server's own handlers, which get aiohttp's request and run in asyncio's thread
+    operation_id: str = ""  # id of the operation in the OpenAPI document; required if several routes have the same handler
     method: str
-    path: str  # path with names of fields in braces
-    about: str  # an imperative phrase: the summary in the OpenAPI document and the reference
-    client: ClientClass | None = None  # class of clients that may call it; None: everybody
+    path: str  # path of the URL, with names of fields in braces
+    about: str  # summary of the call as an imperative phrase, for the OpenAPI document and the reference
+    client: ClientClass | None = None  # class of clients that may call the route; None for all clients
     body_bytes_max: int = BODY_BYTES_MAX  # limit of a JSON body; a file has FILE_BYTES_MAX
-    path_fields: tuple[RequestField, ...] = ()  # fields in the path
+    path_fields: tuple[RequestField, ...] = ()  # fields that the path contains
     query_fields: tuple[RequestField, ...] = ()
     body_fields: tuple[RequestField, ...] = ()
-    sets_cookie: ClientClass | None = None  # begins a session of this class, with a cookie for the browser
-    ends_cookie: ClientClass | None = None  # ends the session of this class
-    by_host: bool = False  # the handler gets the client's address as the argument `host`
-    upload: bool = False  # if the query has a `format`, the body is a file and becomes the argument `file`
+    sets_cookie: ClientClass | None = None  # class whose session the call begins, with a cookie for the browser
+    ends_cookie: ClientClass | None = None  # class whose session the call ends
+    by_host: bool = False  # True if the handler gets the client's address as the argument `host`
+    upload: bool = False  # True if the body is a file when the query has `format`: the file becomes the argument `file`
     replies: Mapping[int, RouteReply]
-    problem_codes: Mapping[str, str] = field(default_factory=dict)  # the route's own problem codes, each with its condition
+    problem_codes: Mapping[str, str] = field(default_factory=dict)  # problem code of the route itself -> condition of the problem
 
     @property
     def operation(self) -> str:
@@ -74,42 +77,47 @@ class Route:
 
     @property
     def status(self) -> int:
-        """Status of a reply, unless the handler returns another one."""
+        """HTTP status of a reply, unless the handler returns another status."""
         return next(iter(self.replies))
 
 
 @dataclass(frozen=True, slots=True)
 class EventFeed:
-    """Source of server-sent events. While there are listeners, it takes looks: JSON objects with the peer's state."""
+    """A source of server-sent events.
 
-    # Takes the last look, {} at first. Returns a newer look, or the same one after some seconds.
+    While it has listeners, `wait_for_look` is called for looks: JSON objects with the peer's state.
+    """
+
+    # Function of the last look, at first {}. Returns a newer look, or the last look again after some seconds.
     wait_for_look: Callable[[Json], Awaitable[Json]]
-    order: str  # the field that grows from one look to the next
-    # Takes two looks. Returns the kinds and the data of the events that lead from the first to the second.
+    order: str  # name of the field of a look that grows from one look to the next
+    # Function of two looks. Returns (kind, data) of each event that leads from the first look to the second.
     events_between: Callable[[Json, Json], Iterator[tuple[str, Json]]]
-    is_on_request: bool = False  # sent only to listeners that ask for `live` events
+    is_on_request: bool = False  # True if only listeners that request `live` events get this feed
 
 
 @dataclass(frozen=True, kw_only=True)
 class RouteHandlers:
     """Handlers of one feature's routes at a running peer."""
 
-    objects: tuple[object, ...]  # instances of the classes whose methods the routes name
-    # Takes a token and returns the client's identity. Raises `HttpProblem` for an unknown token.
+    objects: tuple[object, ...]  # objects whose methods are the handlers of the routes
+    # Class of clients -> function that returns the client's identity for a token, or raises `HttpProblem` if the token is
+    # unknown.
     authorizers: Mapping[ClientClass, Callable[[str], object]] = field(default_factory=dict)
-    metrics: Callable[[], tuple[PrometheusMetric, ...]] = tuple  # metrics for `/metrics`
+    metrics: Callable[[], tuple[PrometheusMetric, ...]] = tuple  # function that returns the feature's metrics for `/metrics`
     event_feeds: tuple[EventFeed, ...] = ()
-    background_tasks: tuple[Callable[[], Awaitable[None]], ...] = ()  # run while the routes are served
+    background_tasks: tuple[Callable[[], Awaitable[None]], ...] = ()  # tasks that run while the routes are served
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteSet:
     """The routes of one feature, as `Feature.routes` names them."""
 
-    prefixes: tuple[str, ...]  # each path is a prefix or lies below one; prefixes of features are disjoint
+    # Beginnings of paths: each route's path equals a prefix or lies below it, and features share no prefix.
+    prefixes: tuple[str, ...]
     routes: tuple[Route, ...]
     make_handlers: Callable[[ServiceContext], RouteHandlers]
-    problem_statuses: Mapping[str, int] = field(default_factory=dict)  # HTTP status of the feature's own problem codes
+    problem_statuses: Mapping[str, int] = field(default_factory=dict)  # problem code of the feature itself -> HTTP status
 
     def __post_init__(self) -> None:
         for route in self.routes:
@@ -118,9 +126,9 @@ class RouteSet:
 
 @dataclass(frozen=True, slots=True)
 class HtmlPage:
-    name: str  # name of its path, template, script and style sheet
+    name: str  # name in the page's path, template, script and style sheet
     title: str  # title of the page, also in the navigation
-    is_for_operators: bool = False  # pages for other people do not link to it
+    is_for_operators: bool = False  # True if pages for other people do not link to this page
 
     @property
     def path(self) -> str:
@@ -129,9 +137,10 @@ class HtmlPage:
 
 @dataclass(frozen=True, slots=True)
 class PageSet:
-    """Pages of one feature."""
+    """The pages of one feature."""
 
-    # It has `templates/NAME.html`, `static/NAME.js` and `static/NAME.css` for each page. `static` is served under `/static/`.
+    # Folder with `templates/NAME.html`, `static/NAME.js` and `static/NAME.css` for each page. `static` is served under
+    # `/static/`.
     folder: Path
     pages: tuple[HtmlPage, ...]
     values: Mapping[str, Any] = field(default_factory=dict)  # variables of the templates
@@ -146,7 +155,7 @@ def key_path_field(name: str) -> tuple[RequestField, ...]:
 
 
 def openapi_document(version: str, routes: Collection[Route], problem_statuses: Mapping[str, int]) -> dict[str, Any]:
-    """Return the OpenAPI document of these routes. `problem_statuses` has the HTTP status of each of their problem codes."""
+    """Return the OpenAPI document of these routes. `problem_statuses` is problem code -> HTTP status."""
     paths: dict[str, Any] = {}
     clients = {OPERATOR.name, *(route.client.name for route in routes if route.client)}
     for route in routes:
@@ -194,7 +203,7 @@ def _response(reply: RouteReply) -> dict[str, Any]:
 
 
 def _problems(route: Route, problem_statuses: Mapping[str, int]) -> dict[str, Any]:
-    """Return the responses for the route's own problems, by status, and `default` for all others."""
+    """Return the OpenAPI responses for a route's own problems by HTTP status, and `default` for all other problems."""
     content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
     by_status: dict[str, list[str]] = {"default": ["Any other problem"]}
     for code, when in route.problem_codes.items():

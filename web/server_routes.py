@@ -23,13 +23,13 @@ QUERY_OF_EVENTS: Final = (RequestField("live", query_integer_type(0, 1), "1 adds
 @dataclass(frozen=True, kw_only=True)
 class ServerHandlers:
     openapi_text: str
-    pages: Mapping[str, str]  # HTML by path, in the order of the navigation
-    static_files: Mapping[str, Path]  # files by name, so that a request cannot name any other path
+    pages: Mapping[str, str]  # path of a page -> its HTML, in the order of the navigation
+    static_files: Mapping[str, Path]  # name -> file: a request can name no other path
     vendor_files: Mapping[str, Path]
-    statuses: Counter[int]  # number of replies by status
+    statuses: Counter[int]  # HTTP status -> number of replies
     streams: EventStreams
     clients: Collection[ClientClass]
-    # These functions run in Trio's thread.
+    # The next three functions run in Trio's thread.
     find_health_problem: Callable[[], Awaitable[str]]
     read_metrics: Callable[[], Awaitable[tuple[PrometheusMetric, ...]]]
     authorize: Callable[[ClientClass, str], Awaitable[object]]
@@ -97,7 +97,8 @@ _FILE: Final[dict[str, Any]] = {
     "replies": {200: RouteReply("", "The file", "application/octet-stream")},
     "problem_codes": {"not-found": ""},
 }
-SERVER_PREFIXES: Final = ("/healthz", "/metrics", "/static", "/vendor")  # reserved: no feature has paths below them
+# Paths of the server itself: no feature may have a path below them.
+SERVER_PREFIXES: Final = ("/healthz", "/metrics", "/static", "/vendor")
 SERVER_ROUTES: Final = (
     _own_route(
         ServerHandlers.events, "/api/v1/events", "Stream events as they happen", query_fields=QUERY_OF_EVENTS,

@@ -1,4 +1,4 @@
-"""Routes and pages of one HTTP server, from all features that it serves, with the objects that handle them."""
+"""Routes and pages of one HTTP server, from all features that it serves, with the objects that handle requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Site:
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        """Routes of the features, then of the server itself, then of the pages."""
+        """Routes of the site: those of features, then of the server itself, then of pages."""
         of_features = (route for route_set in self.route_sets for route in route_set.routes)
         return (*of_features, *SERVER_ROUTES, *map(page_route, self.pages))
 
@@ -42,12 +42,15 @@ class Site:
 
     @property
     def static_files(self) -> dict[str, Path]:
-        """Files under `/static/`, by name."""
+        """Files that are served under `/static/`, by name."""
         return {path.name: path for path in _static_files(self.page_sets)}
 
 
 def load_site(features: Iterable[Feature]) -> Site:
-    """Import the routes and pages of these features. Asserts that no path, operation, code, cookie or file is declared twice."""
+    """Return the site of these features.
+
+    Asserts that no path, operation, problem code, cookie or static file is declared twice.
+    """
     route_sets: list[RouteSet] = []
     page_sets: list[PageSet] = []
     taken = [("web", prefix) for prefix in SERVER_PREFIXES]
@@ -102,7 +105,10 @@ class SiteHandlers:
         self._authorizers = dict(authorizers)
 
     def bind(self, route: Route) -> Callable[[str, dict[str, Any]], Awaitable[Any]]:
-        """Return the function that handles a route. It takes a token and the fields, and authorizes the client first."""
+        """Return a function of (token, fields) that handles a route.
+
+        It authorizes the client before it calls the route's handler.
+        """
         answer = bind_method(route.handler, self._objects)
 
         async def answer_authorized(token: str, fields: dict[str, Any]) -> Any:
@@ -113,7 +119,7 @@ class SiteHandlers:
         return answer_authorized
 
     async def authorize(self, client: ClientClass, token: str) -> object:
-        """Return the identity of the client with this token. Raises `HttpProblem` if no client of this class has it."""
+        """Return the identity of the client with this token. Raises `HttpProblem` if no client of this class has the token."""
         if client not in self._authorizers:
             raise HttpProblem("unauthorized", f"this peer has no {client.name}s: none of its features authorizes them")
         return self._authorizers[client](token)
@@ -131,7 +137,7 @@ class SiteHandlers:
 
 
 def bind_method(function: Callable[..., Awaitable[Any]], objects: Sequence[object]) -> Callable[..., Awaitable[Any]]:
-    """Return the function as a method of the object whose class declares it. One of the objects must be of that class."""
+    """Return the function as a bound method of the object whose class declares it. One of the objects must be of this class."""
     for item in objects:
         if any(f"{kind.__qualname__}.{function.__name__}" == function.__qualname__ for kind in type(item).__mro__):
             return cast(Callable[..., Awaitable[Any]], getattr(item, function.__name__))

@@ -17,9 +17,9 @@ from protocol.addresses import parse_address
 if TYPE_CHECKING:
     from web.asyncio_bridge import AsyncioBridge
 
-ADDRESS_FILE = "address"  # a file with the address for people, while pages are served
+ADDRESS_FILE = "address"  # name of a file with the URL for people, which exists while pages are served
 ANY_HOST = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
-SERVED_AT_PREFIX = "web pages are served at "  # the address follows
+SERVED_AT_PREFIX = "web pages are served at "  # beginning of the event that the URL of the pages completes
 
 
 @dataclass
@@ -32,8 +32,8 @@ class WebService:
         while not (features := [item for item in self.desk.running_features if item.routes or item.pages]):
             await self.desk.wait_for_block_above(self.desk.height)
         try:
-            # Only peers that serve need aiohttp, which takes time and memory to import.
-            import jinja2  # noqa: F401 - imported later in another thread; its absence is reported here
+            # Only peers that serve pages need aiohttp, whose import takes time and memory.
+            import jinja2  # noqa: F401 - another thread imports it later, but a missing package is reported here
 
             from web.asyncio_bridge import AsyncioBridge
             from web.site import SiteHandlers, load_site
@@ -58,7 +58,8 @@ class WebService:
             try:
                 address = await nursery.start(bridge.run)
             except OSError as error:
-                # Usually a second peer on this machine has the same default address. This peer goes on without pages.
+                # The usual cause is another peer on this machine with the same default address. This peer continues without
+                # pages.
                 why = os.strerror(error.errno).lower() if error.errno else str(error)
                 self.desk.log_warning(
                     f"web pages are not served at {listen}: {why}; name another address with --web-listen, or port 0"
@@ -74,7 +75,10 @@ class WebService:
             self.desk.log_event(f"{SERVED_AT_PREFIX}{scheme}://{shown}:{address[1]}/")
 
     async def _follow_certificate(self, bridge: AsyncioBridge) -> None:
-        """Load the certificate again after each SIGHUP, for new connections. The old certificate stays if the files have none."""
+        """Load the certificate again after each SIGHUP, for new connections.
+
+        The old certificate stays if the files contain no valid one.
+        """
         while True:
             await self.desk.wait_for_reload()
             try:
@@ -85,7 +89,7 @@ class WebService:
                 self.desk.log_event(f"reloaded the certificate from {self.desk.get_setting('web_tls_cert')}")
 
     def _tls(self) -> ssl.SSLContext | None:
-        """Return the TLS context, or None without a certificate.
+        """Return the TLS context of the configured certificate, or None without a certificate.
 
         Raises `OSError` or `ValueError` for an invalid pair of files.
         """

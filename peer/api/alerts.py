@@ -1,4 +1,4 @@
-"""Alerts for the operator: a pure function of the peer's own views, and a tracker of their start times."""
+"""Alerts for the operator: a pure function of the peer's own views finds the alerts, and a tracker stores their start times."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from features.peer_names import SHORT_ID_LENGTH
 from protocol.api import AlertCause, AlertSeverity, AlertView, PeerState, StatusView
 
 DISK_WARNING_BYTES = 4 << 30
-DISK_CRITICAL_BYTES = 512 << 20  # below it, a full disk will soon end the peer
-EXPULSION_ALERT_HEIGHTS = 1_000  # an expulsion is shown this long; the member table keeps it forever
-WORKER_START_SECONDS_MAX = 120.0  # the first start reads torch from a cold disk
-# Links come and go, so these causes are shown only after this time. A voter that restarts is away for a minute or less.
+DISK_CRITICAL_BYTES = 512 << 20  # free bytes below which the alert about the disk is critical: a full disk ends the peer
+EXPULSION_ALERT_HEIGHTS = 1_000  # blocks for which an expulsion raises an alert; the member table keeps it forever
+WORKER_START_SECONDS_MAX = 120.0  # longest normal start of the worker: the first start reads torch from a cold disk
+# Alert cause -> milliseconds that the cause must last before its alert: links break often, and a voter restarts within a minute.
 HOLD_MS = {AlertCause.NO_QUORUM: 3_000, AlertCause.NO_SPARE: 60_000, AlertCause.STALLED: 3_000, AlertCause.BEHIND: 10_000}
-# Prefixes of `StatusView.waiting` that mean a missing quorum.
+# Prefixes of the text `StatusView.waiting` that mean a missing quorum.
 NO_QUORUM_PREFIXES = ("partition", "waiting for a quorum", "waiting for the voters", "waiting for a decision")
 SEVERITY_ORDER = list(AlertSeverity)
 CRITICAL, WARNING, INFO = AlertSeverity.CRITICAL, AlertSeverity.WARNING, AlertSeverity.INFO
@@ -24,8 +24,8 @@ READ_LOG: Final = "read the lines before it in `peer log`"
 
 @dataclass(frozen=True, slots=True)
 class AlertKind:
-    meaning: str  # one sentence for people
-    severities: tuple[AlertSeverity, ...]  # the first is the usual one
+    meaning: str  # one sentence that explains the alert
+    severities: tuple[AlertSeverity, ...]  # possible severities of the alert, the usual one first
     remedy: str
 
 
@@ -102,17 +102,17 @@ ALERT_KINDS: Final = {
 @dataclass(frozen=True, slots=True)
 class AlertInputs:
     status: StatusView
-    worker: str  # as in `StatsView`
+    worker: str  # state of the worker, as in `StatsView`
     free_bytes: int
-    expelled: Mapping[str, int]  # peer id -> height of the expulsion
-    suspended: Mapping[str, str]  # peer id -> name of the job
+    expelled: Mapping[str, int]  # id of an expelled peer -> height of the expulsion
+    suspended: Mapping[str, str]  # id of a suspended trainer -> name of the job
     unheard: Collection[str] = ()  # peer ids of silent voters
-    failed: Collection[str] = ()  # jobs and plans that failed, with reasons
-    without_progress: Collection[str] = ()  # jobs that ended because no update was accepted
+    failed: Collection[str] = ()  # texts that name a failed job or plan with its reason
+    without_progress: Collection[str] = ()  # names of jobs that ended because no update was accepted
 
 
 def find_alerts(look: AlertInputs) -> Iterator[AlertView]:
-    """Yield each alert once for each cause and peer, without its `since_ms`."""
+    """Yield the current alerts, one for each cause and peer. Their `since_ms` is not set yet."""
     status, unheard = look.status, look.unheard
     has_no_quorum = status.waiting.startswith(NO_QUORUM_PREFIXES)
     has_no_spare = not status.waiting and unheard and status.voter and status.voters - len(unheard) == status.quorum
@@ -163,7 +163,7 @@ def find_alerts(look: AlertInputs) -> Iterator[AlertView]:
 
 
 class AlertTracker:
-    """Start times of the current alerts. An alert that ends and comes again counts as new."""
+    """A tracker of the current alerts' start times. An alert that ends and begins again counts as new."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, str], int] = {}

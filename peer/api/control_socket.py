@@ -2,8 +2,8 @@
 
 A connection carries one call. The request is length-prefixed msgpack, `[version, method, arguments]`. The reply is
 `["ok", value]` or `["error", text]`. A streamed answer is any number of `["part", value]` before `["ok", null]`; the daemon makes
-a part after it has sent the one before. The file system controls access: the socket has mode 0600. A caller that disconnects
-or stops reading cancels its call.
+a part after it has sent the part before. The file system controls access: the socket has mode 0600. A caller that disconnects or
+stops reading cancels its call.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from protocol.limits import MESSAGE_BYTES_MAX
 
 VERSION = "folkmoot-control/1"
 VERSION_MISMATCH_HINT = "restart the peer if the program was updated after its start"
-REQUEST_SECONDS_MAX = 10.0  # from connection to complete request; callers are local programs
-REPLY_SECONDS_MAX = 10.0  # until a caller has read an answer or a part
-CALLS_MAX = 32  # concurrent calls; a console makes two at most
-SOCKET_PATH_BYTES_MAX = 100  # sun_path is 104 bytes on BSD and macOS, 108 on Linux
-TEXT_SHOWN_MAX = 64  # characters of a text quoted in an error
+REQUEST_SECONDS_MAX = 10.0  # longest time from connection to complete request: callers are local programs
+REPLY_SECONDS_MAX = 10.0  # longest time in which a caller must read a reply or one part of it
+CALLS_MAX = 32  # concurrent calls of all callers; one console makes two at most
+SOCKET_PATH_BYTES_MAX = 100  # longest path of a socket: the address field `sun_path` has 104 bytes on BSD and macOS, 108 on Linux
+TEXT_SHOWN_MAX = 64  # characters of a caller's text that an error message quotes
 SOCKET_PATH_FILE = "control.path"  # file of the data directory with the socket's path, if the usual path is too long
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ async def _send(stream: trio.abc.SendStream, plain: Any) -> None:
 
 
 async def _receive(stream: trio.abc.Stream) -> Any:
-    """Return one message. Raises `RemoteProtocolError` if it is oversized, cut short or malformed."""
+    """Return the next message of the stream. Raises `RemoteProtocolError` if the message is oversized, cut short or malformed."""
     size = int.from_bytes(await _receive_exactly(stream, 4), "big")
     if size > MESSAGE_BYTES_MAX:
         raise RemoteProtocolError("oversized", f"{size} bytes")
@@ -75,7 +75,7 @@ async def _receive_exactly(stream: trio.abc.Stream, size: int) -> bytes:
 
 
 def socket_path(directory: Path, configured: str = "") -> Path:
-    """Return the path on which the daemon of this data directory listens, or would listen."""
+    """Return the path of the control socket of this data directory's daemon, also if no daemon runs."""
     if configured:
         return Path(configured).expanduser().absolute()
     pointer = directory / SOCKET_PATH_FILE
@@ -85,7 +85,7 @@ def socket_path(directory: Path, configured: str = "") -> Path:
 
 
 def _place_for(directory: Path, configured: str) -> Path:
-    """Return `socket_path`, or a path in a new temporary directory if that path does not fit into a socket address."""
+    """Return `socket_path`, or a path in a new temporary directory if `socket_path` is too long for a socket address."""
     path = socket_path(directory, configured)
     if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX and path.parent.is_dir():
         return path
@@ -101,7 +101,7 @@ def _place_for(directory: Path, configured: str) -> Path:
 
 
 async def _bind(path: Path) -> trio.SocketListener:
-    # A socket without a listener was left by a killed daemon and may be removed. Other files stay.
+    # A killed daemon leaves its socket without a listener. Only such a socket is removed, and no other file at this path.
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -120,7 +120,7 @@ async def _bind(path: Path) -> trio.SocketListener:
     try:
         with storage_errors(path):
             await listening.bind(str(path))
-            path.chmod(0o600)  # no client can connect before `listen`
+            path.chmod(0o600)  # the mode is set before `listen`, so that no other user can connect
         listening.listen(CALLS_MAX)
     except BaseException:
         listening.close()
@@ -140,7 +140,7 @@ async def serve_control_socket(
 ) -> None:
     """Serve until cancelled, then remove the socket. `task_status` gets the path when consoles can connect.
 
-    Raises `UserError` if the socket cannot be made. An error of a caller ends its connection only.
+    Raises `UserError` if the socket cannot be made. An error of a caller ends only that caller's connection.
     """
     path = _place_for(directory, configured)
     listener = await _bind(path)
@@ -241,7 +241,7 @@ class _Client:
         self._configured = configured
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Return the stub of a call, with the arguments and the result of its declaration."""
+        """Return a method that sends this call to the daemon, with the arguments and the result of the call's declaration."""
         if name not in rpc_methods():
             raise AttributeError(f"no call {name!r} is declared")
         return partial(self._stream if rpc_methods()[name].is_streamed else self._call, rpc_methods()[name])
@@ -257,7 +257,10 @@ class _Client:
                     yield call.decode_result(value)
 
     async def _replies(self, call: RpcMethod, plain: list[Any]) -> AsyncGenerator[tuple[str, Any], None]:
-        """Yield the parts and the last reply, `ok`. Raises `UserError` if the peer reports an error, stops, or does not run."""
+        """Yield the replies to one call: the parts, then `ok`.
+
+        Raises `UserError` if the peer reports an error, stops, or does not run.
+        """
         stream = await self._connect()
         async with stream:
             kind = "part"

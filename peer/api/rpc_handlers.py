@@ -1,6 +1,6 @@
 """The calls of `PeerApi`, each answered by the handler of its topic.
 
-A handler is imported at the first of its calls: a voter without users needs few handlers.
+A handler is imported at its first call: a voter without users needs few handlers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from protocol.api import (
 if TYPE_CHECKING:
     from peer.api.running_peer import RunningPeer
 
-# Protocol -> `module:class` of its handler, as in `Feature.rpc_handler`.
+# Protocol class with declarations of calls -> `module:class` of its handler, as in `Feature.rpc_handler`.
 HANDLERS: Final[dict[type, str]] = {
     LocalPeerRpc: "peer.api.handlers.local_peer_handler:LocalPeerRpcHandler",
     BlockRpc: "peer.api.handlers.network_handler:BlockRpcHandler",
@@ -51,7 +51,7 @@ _declared = functools.cache(collect_methods)  # cached: each request to the cont
 
 
 def rpc_handlers() -> Iterator[tuple[type, str]]:
-    """Yield the protocols of this peer and of its features, each with `module:class` of its handler."""
+    """Yield the protocol classes of this peer and of its features, each with the `module:class` of its handler."""
     yield from HANDLERS.items()
     for feature in FEATURES:
         if feature.rpc:

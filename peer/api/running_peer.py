@@ -39,13 +39,16 @@ from transport.swarm import Swarm
 if TYPE_CHECKING:
     from peer.worker.supervisor import WorkerSupervisor
 
-CONCURRENT_TEXTS_MAX: Final = 4  # concurrent generations: the worker keeps state of the model for each
+CONCURRENT_TEXTS_MAX: Final = 4  # texts that are generated at once: the worker keeps a state of the model for each text
 PROTOCOL_TAGS = frozenset(tag for kind in vars(messages).values() if isinstance(tag := getattr(kind, "TAG", None), str))
 
 
 @dataclass
 class RunningPeer:
-    """The parts of a daemon. It implements `training.round_context.TrainingPeer`. Its maker sets `api` once."""
+    """The parts of one running daemon.
+
+    Implements `training.round_context.TrainingPeer`. The daemon sets `api` once after creation.
+    """
 
     config: Config
     directory: DataDirectory
@@ -57,10 +60,11 @@ class RunningPeer:
     membership: Membership
     auditor: Auditor
     liveness_monitor: LivenessMonitor
-    addresses: Callable[[], tuple[str, ...]]  # known addresses at which other peers reach this one
+    addresses: Callable[[], tuple[str, ...]]  # function that returns the known addresses at which other peers reach this peer
     optional_services: Sequence[OptionalService] = ()
-    stopped: trio.Event = field(default_factory=trio.Event)  # set by the request to stop the peer
-    reloaded: trio.Event = field(default_factory=trio.Event)  # set and replaced at SIGHUP; services then reread files
+    stopped: trio.Event = field(default_factory=trio.Event)  # set when a user requests that the peer stops
+    # Set and replaced at SIGHUP, after which services read their files again.
+    reloaded: trio.Event = field(default_factory=trio.Event)
     alerts: AlertTracker = field(default_factory=AlertTracker)
     text_slots: trio.Semaphore = field(default_factory=lambda: trio.Semaphore(CONCURRENT_TEXTS_MAX))
     started: float = field(default_factory=time.monotonic)
@@ -81,7 +85,7 @@ class RunningPeer:
 
     @property
     def now_ms(self) -> int:
-        """The later of this machine's clock and the last block's time, which stands still in an idle network."""
+        """Time in ms: the later of this machine's clock and the last block's time. An idle network decides no blocks."""
         return max(time.time_ns() // 1_000_000, self.state.time_ms)
 
     @cached_property
@@ -124,10 +128,10 @@ class RunningPeer:
 
 
 class RunningServiceContext:
-    """Implements `features.services.ServiceContext`."""
+    """The running peer as one service of a feature sees it. Implements `features.services.ServiceContext`."""
 
     def __init__(self, service_name: str, peer: RunningPeer) -> None:
-        """`service_name` also names the service's events and its folder."""
+        """Make the context of a service. `service_name` is also the author of the service's events and the name of its folder."""
         self._name, self._peer, self._driver = service_name, peer, peer.driver
         self.me, self.chain_id, self.network = peer.me, peer.genesis.chain_id, peer.genesis.network
         self.api, self.text_folder, self.unseal = peer.api, peer.directory.texts, peer.identity.unseal
@@ -171,7 +175,7 @@ class RunningServiceContext:
         return self._peer.config.feature_settings[name]
 
     def sign(self, statement: object) -> Signed:
-        tag: str = getattr(statement, "TAG")  # noqa: B009 - each message has one
+        tag: str = getattr(statement, "TAG")  # noqa: B009 - each class of messages has a TAG
         assert tag not in PROTOCOL_TAGS, f"a service signs no {tag}"
         return sign_message(self._driver.signer, self.chain_id, statement)
 

@@ -60,10 +60,10 @@ class CommandLineParser(argparse.ArgumentParser):
         exit_statuses: Mapping[int, str] | None = None,
         **options: Any,
     ) -> None:
-        """Make a parser. Its help begins with `about` and `details`, and ends with actions and exit statuses."""
+        """Make a parser whose help begins with the texts `about` and `details`, and ends with actions and exit statuses."""
         self.about, self.details, self.actions = about, cleandoc(details), tuple(actions)
         self.exit_statuses = dict(exit_statuses or {})
-        self.topics: dict[str, list[str]] = {}  # the subcommands of each section of the help
+        self.topics: dict[str, list[str]] = {}  # section of the help -> names of its subcommands
         options.setdefault("formatter_class", CommandHelpFormatter)
         has_help = options.pop("add_help", True)
         super().__init__(allow_abbrev=False, add_help=False, **options)
@@ -95,7 +95,10 @@ class CommandLineParser(argparse.ArgumentParser):
         return formatter.format_help()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parse, and reject unknown arguments here instead of in the parent parser: this parser knows the options to suggest."""
+        """Parse the arguments, and reject unknown ones here.
+
+        The parent parser would do so, too, but does not know the options to suggest.
+        """
         words = sys.argv[1:] if args is None else list(args)
         option = words[0].partition("=")[0] if words else ""
         if self._subparsers and option.startswith("-") and option not in self.known_options():
@@ -106,7 +109,8 @@ class CommandLineParser(argparse.ArgumentParser):
         if self._is_mixing:
             return parsed, unknown
         if unknown and not unknown[0].startswith("-") and not self._subparsers:
-            # argparse took an optional positional before an option as missing: `rlhf filter --blocklist FILE IN.jsonl`.
+            # In `rlhf filter --blocklist FILE IN.jsonl`, argparse takes the optional argument IN.jsonl as missing, since an
+            # option precedes it.
             self._is_mixing = True
             try:
                 parsed, unknown = super().parse_known_intermixed_args(args, namespace)
@@ -121,7 +125,7 @@ class CommandLineParser(argparse.ArgumentParser):
         return list(self._option_string_actions)
 
     def commands(self) -> dict[str, CommandLineParser]:
-        """Return the parsers of the subcommands by name, in their order."""
+        """Return the parsers of the subcommands by name, in the order of the help."""
         return {name: command for action in self._commands_actions() for name, command in action.choices.items()}
 
     def command_help(self) -> dict[str, str]:
@@ -129,14 +133,17 @@ class CommandLineParser(argparse.ArgumentParser):
         return {choice.dest: choice.help or "" for choice in self._command_choices()}
 
     def _command_choices(self) -> list[argparse.Action]:
-        """Return the entries of the subcommands in the help."""
+        """Return argparse's help entries, one for each subcommand."""
         return [choice for action in self._commands_actions() for choice in action._choices_actions]
 
     def _commands_actions(self) -> list[argparse._SubParsersAction[CommandLineParser]]:
         return [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Write the message. argparse would hide errors of the write, such as a full disk."""
+        """Write a message of argparse.
+
+        Errors of the write, such as a full disk, are raised here; the method of argparse hides them.
+        """
         (file or sys.stderr).write(message)
 
     def error(self, message: str) -> NoReturn:
@@ -147,29 +154,33 @@ class CommandLineParser(argparse.ArgumentParser):
         raise UserError(f"{self.prog}: {message}{self._choices_in(message)}".removeprefix("peer: "))
 
     def _choices_in(self, message: str) -> str:
-        """Return a suffix for an error of argparse: the nearest valid value, or all values of a missing argument."""
+        """Return a suffix for an error message of argparse: the nearest valid value, or all values of a missing argument."""
         if found := re.match(r"argument (\S+): invalid choice: '(.*?)' \(", message):
             close = suggest_nearest(found[2], (str(value) for value in self._values_of(found[1])))
-            return close if "did you mean" in close else ""  # argparse has listed all of them
+            # Without a near value no suffix: argparse has listed all valid values.
+            return close if "did you mean" in close else ""
         for name in re.findall(r"[^ ,]+", message.partition("arguments are required: ")[2]):
             if (values := self._values_of(name)) and values != [name]:
                 return f"; {name} is one of {', '.join(values)}"
         return ""
 
     def _values_of(self, name: str) -> list[str]:
-        """Return the allowed values of an argument, named as in argparse's messages. An argument of any value has none."""
+        """Return the allowed values of an argument, or an empty list if any value is allowed.
+
+        `name` is the one in argparse's messages.
+        """
         actions = [action for action in self._actions if name in (action.metavar, "/".join(action.option_strings))]
         return [str(value) for action in actions for value in action.choices or ()]
 
 
 def settings_from_options(options: argparse.Namespace) -> ResolvedSettings:
-    """Return the settings for this command line. Raises `UserError` if one is invalid."""
+    """Return the settings for this command line. Raises `UserError` if a setting is invalid."""
     flags = {name: getattr(options, name, None) for name in setting_descriptions()}
     return load_settings(flags, os.environ, Path(options.config).expanduser().absolute() if options.config else None)
 
 
 def help_parts(word: Command) -> dict[str, Any]:
-    """Return the parameters of a command's parser that make its help, beside the first line."""
+    """Return keyword arguments of `CommandLineParser` for the command's help: all sections except its first line."""
     return {"details": word.description, "actions": word.actions, "exit_statuses": word.exit_statuses}
 
 
@@ -180,7 +191,7 @@ def make_command_parser(word: Command) -> CommandLineParser:
 
 
 def parse_line(words: Mapping[str, Command], line: str) -> argparse.Namespace | None:
-    """Return the parsed command of a line, or None for an empty line. Raises `UserError` if it is not a valid command."""
+    """Return the parsed command of a line, or None for an empty line. Raises `UserError` if the line is no valid command."""
     try:
         typed = shlex.split(line, comments=True)
     except ValueError as error:

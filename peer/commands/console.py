@@ -1,4 +1,7 @@
-"""The prompt `peer>`, which reads commands, calls a `PeerApi` and prints tables. It runs inside a daemon or attached to one."""
+"""The prompt `peer>`, which reads commands, calls a `PeerApi` and prints tables.
+
+It runs inside a daemon, or in a process of its own that is attached to a running daemon.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +36,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PROMPT = "peer> "
-DECISION_NOTICE_SECONDS = 3.0  # decisions take a fraction of a second; a longer wait is explained to the user
+DECISION_NOTICE_SECONDS = 3.0  # wait for a decision before a notice explains it: most decisions take a fraction of a second
 
-# A call of `status` takes hundredths of a second, but a peer that applies a large model is busy for some seconds.
+# Wait for an answer to `status` before a notice: it takes hundredths of a second, but a peer that applies a large model is busy.
 UNRESPONSIVE_NOTICE_SECONDS = 7.0
 
 Print = Callable[[Printable], None]
@@ -47,7 +50,7 @@ T = TypeVar("T")
 
 EVENT_KINDS = ("member", "job", "warning", "evidence")
 FIGURES_SECONDS = 60.0  # time between two notices of the loss, or of a round's responses
-LINES_A_MINUTE_MAX = 10  # a misbehaving peer must not flood the screen of the prompt
+LINES_A_MINUTE_MAX = 10  # notices in a minute at the prompt: a faulty peer must not flood the screen
 WAIT_SECONDS = 30.0  # longest wait for an event in one call
 
 
@@ -65,10 +68,10 @@ async def execute_command(api: PeerApi, options: argparse.Namespace, show: Print
 
 
 async def _with_names(api: PeerApi, text: str) -> str:
-    """Return a text of the peer with names instead of ids."""
+    """Return the text with the names of peers instead of their ids."""
     try:
         return (await load_peer_names(api)).replace_ids(text)
-    except UserError:  # the peer no longer answers, so its text is shown unchanged
+    except UserError:  # the peer has stopped answering, so the text is shown unchanged
         return text
 
 
@@ -80,18 +83,22 @@ async def load_peer_names(api: PeerApi) -> PeerNames:
 
 
 async def _decided(api: PeerApi, show: Print, call: Awaitable[str]) -> str:
-    """Return the answer of a call that waits for a decision of the voters. After a while, show the reason of the wait."""
+    """Return the answer of a call that waits for a decision of the voters.
+
+    After `DECISION_NOTICE_SECONDS`, show why the call waits.
+    """
     return await _with_names(api, await _while(partial(_tell_why, api, show), call))
 
 
 async def _while(beside: Callable[[], Awaitable[None]], call: Awaitable[T]) -> T:
-    """Return the result of `call` or raise its error, and run `beside` meanwhile."""
+    """Return the result of `call`, or raise its error. The task `beside` runs until the call ends."""
     answer: T | Exception
     async with trio.open_nursery() as nursery:
         nursery.start_soon(beside)
         try:
             answer = await call
-        except Exception as error:  # raised below, outside the exception group of the nursery
+        # The error is raised again below, outside the nursery, which would wrap it in an exception group.
+        except Exception as error:
             answer = error
         nursery.cancel_scope.cancel()
     if isinstance(answer, Exception):
@@ -101,14 +108,14 @@ async def _while(beside: Callable[[], Awaitable[None]], call: Awaitable[T]) -> T
 
 async def _tell_why(api: PeerApi, show: Print) -> None:
     await trio.sleep(DECISION_NOTICE_SECONDS)
-    with contextlib.suppress(UserError):  # then the main call fails as well
+    with contextlib.suppress(UserError):  # without an answer, the main call fails as well
         status = await api.status()
         why = status.halted or status.waiting
         show(f"{why}; your request may be decided even after Ctrl-C" if why else "not decided yet")
 
 
 async def execute_attached(api: PeerApi, options: argparse.Namespace, show: Print) -> int:
-    """Execute one command of a shell. A notice on standard error tells the user that the peer does not answer."""
+    """Execute one command that a shell has started. If the peer does not answer, a notice on standard error tells the user."""
     return await _while(partial(_tell_of_silence, api), execute_command(api, options, show))
 
 
@@ -121,7 +128,7 @@ async def _tell_of_silence(api: PeerApi) -> None:
         seconds = DECISION_NOTICE_SECONDS + UNRESPONSIVE_NOTICE_SECONDS
         what = f"the peer has not answered for {seconds:g} s: it hangs, or its machine is overloaded; check it with `peer doctor`"
         print(f"{what}. Still waiting; Ctrl-C cancels", file=sys.stderr)
-    except UserError:  # then the main call fails as well
+    except UserError:  # without an answer, the main call fails as well
         pass
 
 
@@ -179,7 +186,7 @@ async def _announce(api: PeerApi, show: Print, chosen: NotificationFilter) -> No
 
 
 class _Interrupts:
-    """Handling of Ctrl-C: a key while the prompt reads a line, and a signal that ends the command while one runs."""
+    """Handling of Ctrl-C at the prompt: a key while the prompt reads a line, and a signal that ends the running command."""
 
     def __init__(self, show: Print, quitting: str) -> None:
         self._show, self._quitting = show, quitting
@@ -198,7 +205,7 @@ class _Interrupts:
         return ""
 
     async def run_interruptible(self, do: Callable[[], Awaitable[None]]) -> None:
-        """Run a part of the running command. Ctrl-C ends only this part."""
+        """Run `do` as a part of the running command. Ctrl-C ends only this part."""
         command = self._running
         try:
             with trio.CancelScope() as self._running:
@@ -207,7 +214,10 @@ class _Interrupts:
             self._running = command
 
     def dropped(self, typed: str) -> bool:
-        """Return True if this Ctrl-C ends the prompt: it is the second one in a row on an empty line."""
+        """Return True if this Ctrl-C ends the prompt, because it is the second one in a row on an empty line.
+
+        `typed` is the dropped line.
+        """
         if typed:
             self._was_warned = False
         elif self._was_warned:
@@ -223,7 +233,7 @@ class _Interrupts:
             async for _ in signals:
                 if self._running is not None:
                     self._running.cancel()
-                elif self.dropped(""):  # the command has just ended, or the signal came from outside
+                elif self.dropped(""):  # no command runs: it has just ended, or another process sent the signal
                     prompt.cancel()
 
 
@@ -243,7 +253,7 @@ class _AtPrompt:
 
 
 async def _do(api: PeerApi, line: str, show: Print, person: UserInput) -> str:
-    """Execute a line and return the command's name, or `error` if it failed."""
+    """Execute a typed line and return the command's name, or `error` if the command failed."""
     try:
         options = parse_line(all_commands(), line)
         if options is None:
@@ -272,20 +282,23 @@ async def _run_lines(api: PeerApi, show: Print, *, attached: bool) -> int:
 
 
 class NotificationFilter:
-    """A choice of events for the prompt, by the events' own times. It drops events that an answer at this prompt shows."""
+    """A filter of events for the prompt, with a limit per minute by the events' own times.
+
+    It drops events that an answer already shows.
+    """
 
     def __init__(self, me: str = "") -> None:
         self._me = me
         self._met: set[str] = set()
-        self._figures_ms: dict[str, int] = {}  # kind of event -> time of the last notice
+        self._figures_ms: dict[str, int] = {}  # kind of event -> time of its last notice in ms
         self._minute, self._lines = 0, 0
 
     def record_typed_line(self, line: str) -> None:
-        """Suppress later failures of the addresses in this line, which its answer reports."""
+        """Suppress later events about failed dials to the addresses in this line: the line's answer reports them."""
         self._met |= {f"cannot reach {word.rpartition('@')[2]}" for word in line.split()}
 
     def filter_event(self, event: EventView) -> EventView | None:
-        """Return the event to show, or None. The last event shown in a minute notes that more are hidden."""
+        """Return the event to show, or None to drop it. The last event of a full minute notes that further ones are hidden."""
         if not self._is_worth_it(event):
             return None
         minute = event.at_ms // 60_000
@@ -295,13 +308,13 @@ class NotificationFilter:
         return event if self._lines < LINES_A_MINUTE_MAX else None
 
     def _is_worth_it(self, event: EventView) -> bool:
-        if event.kind == "peer":  # once each: links come and go, and failed dials are repeated
+        if event.kind == "peer":  # each text is shown once: links break often, and failed dials are repeated
             what = event.text.split(": ")[0]
             is_new = what not in self._met and not what.startswith("lost")
             self._met.add(what)
             return is_new
         if event.kind == "warning" and self._me and event.fields.get("author") == self._me:
-            return False  # the answer of `train` has shown it
+            return False  # the answer of this peer's `train` has shown the warning
         if event.fields.get("name") == "held_out_bits_per_byte" or event.kind == "figures":
             last = self._figures_ms.get(event.kind)
             is_due = last is None or event.at_ms - last >= 1_000 * FIGURES_SECONDS
@@ -313,7 +326,7 @@ class NotificationFilter:
 async def print_notifications(
     api: PeerApi, names: Callable[[], Awaitable[PeerNames]], show: Callable[[str], None], chosen: NotificationFilter
 ) -> None:
-    """Show new events until cancelled. Raises `UserError` when the peer is gone."""
+    """Show new events until cancelled. Raises `UserError` when the peer stops."""
     newest = await api.events(-1, 0.0)
     seen = newest[-1].number if newest else 0
     while True:
@@ -321,11 +334,11 @@ async def print_notifications(
             seen = event.number
             if (shown := chosen.filter_event(event)) is not None:
                 line = view_tables.event_line(shown, await names())
-                show(line.replace("`peer approve ", "`approve "))  # at the prompt, commands have no `peer`
+                show(line.replace("`peer approve ", "`approve "))  # commands at the prompt are typed without the word `peer`
 
 
 class LineInput:
-    """Implements `features.commands.UserInput` on standard input."""
+    """Input of the user on standard input: a pipe or a terminal without a prompt. Implements `features.commands.UserInput`."""
 
     async def read_line(self, prompt: str) -> str | None:
         if sys.stdin.isatty() and sys.stdout.isatty():
@@ -335,7 +348,7 @@ class LineInput:
         return line.rstrip("\n") if line else None
 
     async def run_interruptible(self, do: Callable[[], Awaitable[None]]) -> None:
-        """Let Ctrl-C end only `do` on a terminal. In a script it ends the whole program."""
+        """Run `do`. On a terminal, Ctrl-C ends only `do`; in a script, it ends the whole program."""
         if not sys.stdin.isatty():
             await do()
             return

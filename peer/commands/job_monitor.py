@@ -1,4 +1,4 @@
-"""`peer watch`: the progress of a job, as a live panel that fits the terminal, or elsewhere as a line for each round."""
+"""`peer watch`: the progress of a job, as a live panel on a terminal, or as a line for each round on other outputs."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ from protocol.errors import UserError
 from protocol.units import display_round_number, format_round_progress
 from protocol.verdicts import ABSENT
 
-ROUNDS_KEPT = 2_000  # rounds of the job in its loss curve
-ROUNDS_ASKED = 20  # rounds in each refresh, because the held-out loss of a round arrives after its close
+ROUNDS_KEPT = 2_000  # rounds that the loss curve of the job shows
+ROUNDS_ASKED = 20  # last rounds that each refresh fetches again, because the held-out loss of a round arrives after its close
 ROUNDS_SHOWN = 8
-PACE_ROUNDS = 10  # last rounds, from whose duration the remaining time is estimated
-PAUSE_SECONDS = 0.5  # between two refreshes
-WAIT_SECONDS = 2.0  # longest wait for an event in one call
-MEASURED_SECONDS = 5.0  # a closed round's line waits at most this long for the held-out loss
-CHART_HEIGHT, CHART_WIDTH, BAR_WIDTH = 6, 100, 4  # lines, columns
-FRAME_WIDTH, FRAME_HEIGHT = 4, 2  # border and padding of a panel
-EVENT_KINDS_SHOWN = ("figures", "warning", "job")  # the last event of these kinds is shown
+PACE_ROUNDS = 10  # number of last rounds whose durations give the estimate of the remaining time
+PAUSE_SECONDS = 0.5  # seconds between two refreshes
+WAIT_SECONDS = 2.0  # longest wait of one call for an event
+MEASURED_SECONDS = 5.0  # longest time for which the line of a closed round waits for the held-out loss
+CHART_HEIGHT, CHART_WIDTH, BAR_WIDTH = 6, 100, 4  # height in lines, widths in columns
+FRAME_WIDTH, FRAME_HEIGHT = 4, 2  # columns and lines of a panel's border and padding
+EVENT_KINDS_SHOWN = ("figures", "warning", "job")  # kinds of events about the job, of which the monitor shows the last
 
 NameLookup = PeerNames | Mapping[str, str]  # peer id -> name
 
 
-# Rounds, also in the demo ------------------------------------------------------------------------------------------------
+# Texts about rounds, which the demo uses, too
+# ------------------------------------------------------------------------------------------------
 
 
 def round_line(view: RoundView, names: NameLookup, has_loss: bool = True) -> str:
@@ -88,7 +89,7 @@ def rounds_table(rounds: Sequence[RoundView], names: NameLookup) -> TextTable:
 
 @dataclass
 class JobProgress:
-    wanted: str  # a name, or the beginning of an id; empty: the running job
+    wanted: str  # name of the job or first characters of its id; an empty text means the running job
     job: JobView | None = None
     rounds: dict[int, RoundView] = field(default_factory=dict)
     open: RoundVotesView | None = None
@@ -119,7 +120,10 @@ class JobProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Remaining seconds at the pace of the last rounds, or None if the job does not run or the pace is unknown."""
+        """Estimated seconds until the job's end at the pace of its last rounds.
+
+        None if the job is not running or no pace is known.
+        """
         took = [view.seconds for view in self.closed[-PACE_ROUNDS:] if view.seconds is not None]
         if self.job is None or self.job.state != "running" or not took:
             return None
@@ -127,9 +131,10 @@ class JobProgress:
 
 
 def choose_job(jobs: Sequence[JobView], wanted: str) -> JobView:
-    """Return the job with this name or id. A running job is preferred, then a paused one, then the newest.
+    """Return the job with this name or id.
 
-    Raises `UserError` if there is none.
+    A running job comes before a paused one of the same name, and a newer one before an older. Raises `UserError` if there is
+    none.
     """
     fit = [job for job in jobs if job.name == wanted] or [job for job in jobs if job.job.startswith(wanted.lower())]
     if not fit:
@@ -164,8 +169,8 @@ async def watch_job(api: PeerApi, wanted: str, names: NameLookup, show: Callable
 class _LineProgress:
     def __init__(self, names: NameLookup, show: Callable[[str], None]) -> None:
         self._names, self._show, self.screen = names, show, contextlib.nullcontext()
-        self._printed: int | None = None  # the last round with a printed line
-        self._seen: dict[int, float] = {}  # round -> time of its first sight
+        self._printed: int | None = None  # last round whose line is printed
+        self._seen: dict[int, float] = {}  # round -> clock time in seconds at which this monitor first saw the round
         self._told = ""
 
     def update(self, of: JobProgress) -> None:
@@ -181,7 +186,7 @@ class _LineProgress:
             if view.round <= self._printed:
                 continue
             if view.held_out_bits_per_byte is None and may_wait:
-                break  # later rounds wait too, because lines are printed in the order of rounds
+                break  # the lines of later rounds wait, too: lines are printed in the order of rounds
             self._show(round_line(view, self._names, has_loss=bool(of.losses)))
             self._printed = view.round
         if of.last_event_text != self._told and not of.is_over:
@@ -229,10 +234,14 @@ def describe_open_round(of: JobProgress, names: NameLookup) -> str:
 
 
 def progress_panel(of: JobProgress, names: NameLookup, console: Console) -> RenderableType:
-    """Return a panel that fits the terminal. Trainers get their lines first, then the loss curve, then the rounds that fit."""
+    """Return a panel that fits the terminal.
+
+    The lines of trainers have priority, then the loss curve, then as many rounds as fit.
+    """
     assert of.job is not None
     width, height = console.size
-    room, left = width - FRAME_WIDTH, height - 1 - FRAME_HEIGHT  # without the cursor's line
+    # Columns and lines inside the panel; the terminal keeps one line for the cursor.
+    room, left = width - FRAME_WIDTH, height - 1 - FRAME_HEIGHT
 
     def lines_of(part: RenderableType) -> int:
         return len(console.render_lines(part, console.options.update(width=room, height=None), pad=False))
@@ -261,7 +270,7 @@ def progress_panel(of: JobProgress, names: NameLookup, console: Console) -> Rend
 
 
 def _curve(losses: Sequence[float], room: int) -> Text:
-    """Return the loss curve with its title, its highest and its lowest value. Bars are wider if there are few."""
+    """Return the loss curve with its title, its highest and its lowest value. Bars are wider if the curve has few rounds."""
     labels = (f"{max(losses):.3f}", f"{min(losses):.3f}")
     margin = max(map(len, labels))
     width = min(CHART_WIDTH, room - margin - 2)

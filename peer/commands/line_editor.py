@@ -1,4 +1,7 @@
-"""A line editor at the bottom of the terminal. prompt_toolkit blocks, so it runs in a thread; cancellation ends the prompt."""
+"""A line editor at the bottom of the terminal.
+
+The library prompt_toolkit blocks, so it runs in a thread. Cancellation of the Trio task also ends the prompt in the thread.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-END_SECONDS_MAX = 2.0  # time to restore the terminal; prompt_toolkit may wait forever for a closed one
+END_SECONDS_MAX = 2.0  # longest wait for prompt_toolkit to restore the terminal: it may wait forever if the terminal is closed
 
 
 class CommandCompleter(Completer):
@@ -46,14 +49,17 @@ class LineEditor(io.TextIOBase):
         )
         self._text, self._words, self._history = text, CommandCompleter(completions), self._session.default_buffer.history
         self._cancelled = False
-        self._is_reading = False  # the thread owns the terminal, so only its loop may write there
-        self._written: deque[str] = deque()  # text that waits for the thread
-        self._context: contextvars.Context | None = None  # the context in which prompt_toolkit finds the running application
+        # True while the thread reads a line: only the loop of that thread may then write to the terminal.
+        self._is_reading = False
+        self._written: deque[str] = deque()  # texts that are not yet written to the terminal
+        # Context variables of the thread, in which prompt_toolkit finds its running application.
+        self._context: contextvars.Context | None = None
 
     async def read_line(self, dropped: Callable[[str], bool], other: str = "") -> str | None:
-        """Return one line, or None at Ctrl-D. Ctrl-C drops the typed line and passes it to `dropped`, which returns True to end.
+        """Return one line, or None at Ctrl-D.
 
-        `other` replaces the prompt for input that is no command: it has no completion and no history.
+        At Ctrl-C, drop the typed line and call `dropped` with it. If that returns True, return None. `other` is another prompt,
+        for input that is no command: such input has no completion and no history.
         """
         self._session.message, self._session.completer = other or self._text, None if other else self._words
         self._session.default_buffer.history = InMemoryHistory() if other else self._history
@@ -74,10 +80,10 @@ class LineEditor(io.TextIOBase):
                 return line
 
     def _read(self) -> tuple[str | None, str | None]:
-        """Read in the thread. Return (line, None), (None, None) at Ctrl-D, or (None, typed text) at Ctrl-C."""
+        """Read a line in the thread. Return (line, None), or (None, None) at Ctrl-D, or (None, typed text) at Ctrl-C."""
         try:
             return self._session.prompt(pre_run=self._begin), None
-        except (EOFError, OSError):  # OSError: the terminal is gone
+        except (EOFError, OSError):  # an OSError means that the terminal is closed
             return None, None
         except KeyboardInterrupt:
             return None, self._session.default_buffer.text
@@ -92,16 +98,17 @@ class LineEditor(io.TextIOBase):
         try:
             await trio.sleep_forever()
         finally:
-            # Either the thread already runs the application, or it will check the flag before it waits for a key.
+            # A thread that runs the application gets a call. One that starts it later checks `_cancelled` before it waits for a
+            # key.
             self._cancelled = True
             self._soon(self._end_if_cancelled)
             reading.deadline = trio.current_time() + END_SECONDS_MAX
 
     def _soon(self, do: Callable[[], None]) -> None:
-        """Schedule `do` in the thread, if it runs the application."""
+        """Schedule `do` in the event loop of prompt_toolkit's thread, if the loop runs."""
         loop = self._session.app.loop
         if loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, as the prompt has ended
+            with contextlib.suppress(RuntimeError):  # the loop is closed, because the prompt has ended
                 loop.call_soon_threadsafe(do, context=self._context)
 
     def _end_if_cancelled(self) -> None:
@@ -117,7 +124,8 @@ class LineEditor(io.TextIOBase):
     def write(self, text: str) -> int:
         self._written.append(text)
         if self._is_reading:
-            self._soon(self._write_above)  # if the application does not run yet, `_begin` or the end of the line writes
+            # Before the application runs, this call does nothing: `_begin` or the end of `read_line` writes the text.
+            self._soon(self._write_above)
         else:
             self._write_waiting()
         return len(text)
@@ -126,7 +134,7 @@ class LineEditor(io.TextIOBase):
         run_in_terminal(self._write_waiting)
 
     def _write_waiting(self) -> None:
-        with contextlib.suppress(OSError):  # the terminal is gone; SIGHUP is handled elsewhere
+        with contextlib.suppress(OSError):  # the terminal is closed: the handler of SIGHUP ends the peer
             while self._written:
                 sys.stdout.write(self._written.popleft())
             sys.stdout.flush()

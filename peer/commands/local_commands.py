@@ -1,4 +1,5 @@
-"""The commands `peer identity`, `rekey`, `init`, `join`, `run`, `audit`, `verify`, `shards` and `doctor`, and the log."""
+"""The commands `peer identity`, `rekey`, `init`, `join`, `run`, `audit`, `verify`, `shards` and `doctor`, and the setup of the
+log."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def show_identity(options: argparse.Namespace) -> None:
 
 
 def rekey_peer(options: argparse.Namespace) -> None:
-    """Give a stopped peer a new key. If its vote log is lost, begin a new log, which only a new key may do.
+    """Give a stopped peer a new key. A peer with a lost vote log begins a new one: only a new key may vote without the old log.
 
     Raises `UserError` if the network could not decide the change of keys.
     """
@@ -75,7 +76,8 @@ def rekey_peer(options: argparse.Namespace) -> None:
             directory.begin_key_replacement()
             lost = directory.archive_state()
         else:
-            # The old key stops voting. If a rekey was interrupted, this check was made before, and the log may be empty.
+            # The old key stops voting, so the others must have a quorum. An interrupted rekey has checked that, and may have
+            # emptied the log.
             if not directory.next_key.exists() and old.public in voters and voters.quorum == len(voters):
                 raise UserError(
                     f"replacing this key needs all {len(voters)} voters, including this one: let another member vote first"
@@ -91,7 +93,7 @@ def rekey_peer(options: argparse.Namespace) -> None:
 
 
 def _voters(directory: DataDirectory, genesis: Genesis) -> VoterSet:
-    """Return the present voters, as far as this peer knows."""
+    """Return the voters of the last ledger state on this peer's disk."""
     from storage.ledger_store import LedgerStore
     from training.model_store import JobModelStore
 
@@ -101,7 +103,7 @@ def _voters(directory: DataDirectory, genesis: Genesis) -> VoterSet:
 
 
 def _require_others(directory: DataDirectory, genesis: Genesis, old: Identity) -> None:
-    """Raise `UserError` if the founders cannot decide without the old key and this peer knows no later member."""
+    """Raise `UserError` if the founders have no quorum without the old key, and this peer knows no address of a later member."""
     founders = genesis.voters
     later = {peer_of_entry(line) for line in load_addresses(directory.addresses)} - founders.members
     if old.public not in founders or founders.quorum < len(founders) or later:
@@ -147,7 +149,7 @@ def init_network(options: argparse.Namespace) -> None:
 
 
 def _place(options: argparse.Namespace) -> str:
-    """Return the option with which the next command names the same peer."""
+    """Return the option `--data-dir` that the next command needs for this peer, or an empty text."""
     return f" --data-dir {shlex.quote(options.data_directory)}" if options.data_directory else ""
 
 
@@ -157,10 +159,11 @@ def join_network(options: argparse.Namespace) -> int:
     require_engine(config)
     invitation = parse_invitation(options.invite)
     directory = DataDirectory.create(config.data_directory)
-    with directory.lock():  # a running peer keeps its files
+    with directory.lock():  # fails if the peer runs: its files must not change
         me = _identity(directory)
         genesis = codec.encode(invitation.genesis)
-        if not (directory.genesis.exists() and directory.read_genesis() == genesis):  # the command may be repeated
+        # A repeated `join` finds the same genesis and leaves it.
+        if not (directory.genesis.exists() and directory.read_genesis() == genesis):
             directory.write_genesis(genesis)
         with storage_errors(directory.path), durable_files.atomic_write(directory.path / "invitation", 0o600) as stream:
             stream.write(options.invite.strip().encode() + b"\n")
@@ -175,7 +178,10 @@ def _addresses(config: Config, invitation: InvitationString) -> tuple[str, ...]:
 
 
 def _keep_settings(options: argparse.Namespace, directory: DataDirectory, bootstrap: tuple[str, ...]) -> None:
-    """Store the command line's settings and the addresses to dial, for later `peer run`s. Other settings stay."""
+    """Write the settings of the command line and the addresses to dial into the settings file.
+
+    Other settings of the file stay.
+    """
     settings, file = settings_from_options(options), directory.settings_file
     said = _settings_from(settings, "command line")
     said.pop("data_directory", None)
@@ -231,7 +237,7 @@ async def _run(config: Config, on_terminal: bool, make_participant: MakeParticip
                     daemon.stopped.set()
 
                 nursery.start_soon(prompt)
-                await wait_for_stop(daemon, (signal.SIGTERM,), hung_up, ready)  # the prompt handles SIGINT
+                await wait_for_stop(daemon, (signal.SIGTERM,), hung_up, ready)  # SIGINT is not in the list: the prompt handles it
                 nursery.cancel_scope.cancel()
         else:
             await wait_for_stop(daemon, (signal.SIGINT, signal.SIGTERM), hung_up, ready)
@@ -242,23 +248,26 @@ async def _run(config: Config, on_terminal: bool, make_participant: MakeParticip
 
 
 def _end_with_terminal(streams: tuple[int, ...]) -> bool:
-    """Handle SIGHUP if the prompt or the log uses the terminal: the peer stops, as after `quit`."""
+    """Handle SIGHUP of a peer whose prompt or log uses the terminal. Returns False: the peer stops, as after `quit`."""
     detach_descriptors(streams)
     return False
 
 
 def _reopen_log() -> bool:
-    """Handle SIGHUP of a daemon: the peer goes on, and a log file that was moved away is created again."""
+    """Handle SIGHUP of a peer without a terminal: create a log file again that was moved away.
+
+    Returns True: the peer continues.
+    """
     for lines in logging.getLogger().handlers:
         if isinstance(lines, WatchedFileHandler):
-            with contextlib.suppress(OSError):  # the next line of the log reports it
+            with contextlib.suppress(OSError):  # the next write to the log reports the failure
                 lines.reopenIfNeeded()
     logging.getLogger("peer").info("SIGHUP: reopened the log, the peer keeps running")
     return True
 
 
 def _log_to(config: Config, file: Path | None) -> None:
-    """Log to the file of the settings, else to `file` (while the prompt has the terminal), else to standard error."""
+    """Direct the log to the file of the setting `log_file`, otherwise to `file`, otherwise to standard error."""
     file = Path(config.log_file).expanduser() if config.log_file else file
     with storage_errors(file or Path("standard error")):
         if file is not None:
@@ -347,14 +356,14 @@ class LogStreamHandler(logging.StreamHandler):
         self._fails = False
         try:
             super().emit(record)
-        except OSError:  # a file that was moved away cannot be created again
+        except OSError:  # the log file was moved away and cannot be created again
             self.handleError(record)
         self._is_told = self._fails
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
-            super().handleError(record)  # an error of formatting is a bug
+            super().handleError(record)  # other errors come from the format of a line, which is a bug
             return
         self._fails = True
         if not self._is_told:
@@ -364,14 +373,17 @@ class LogStreamHandler(logging.StreamHandler):
 
 
 class LogFileHandler(LogStreamHandler, WatchedFileHandler):
-    """A handler that logs to a file, which others may move away. Raises `OSError` if the file cannot be opened."""
+    """A handler that logs to a file.
+
+    Other programs may move the file away; it is then created again. Raises `OSError` if the file cannot be opened.
+    """
 
     @property
     def place(self) -> str:
         return self.baseFilename
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # the failed write has reported it
+        with contextlib.suppress(OSError):  # the failed write has reported the error
             super().close()
 
 
@@ -385,8 +397,9 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """A formatter with one JSON object per line. `kind` and further keys come from the event
-    (`peer.runtime.telemetry.event_log`); other lines have the kind `log`.
+    """A formatter with one JSON object per line.
+
+    The line of an event (`peer.runtime.telemetry`) has the event's `kind` and fields. Other lines have the kind `log`.
     """
 
     def format(self, record: logging.LogRecord) -> str:

@@ -1,6 +1,6 @@
 """Completion scripts of `peer` for shells, generated from the grammar of the command line.
 
-`peer console COMMAND` completes like `peer COMMAND`, since both have the same arguments.
+`peer console COMMAND` completes like `peer COMMAND`, since these two have the same arguments.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from peer.commands.command_line_parser import CommandLineParser
 SHELLS = ("bash", "zsh", "fish")
 
 
-# Values that the shell completes itself.
+# Kinds of values that the shell itself completes, and the metavars of arguments with such a value.
 DIRECTORY, FILE = "directory", "file"
 PATH_METAVARS = {"DIR": DIRECTORY, "FILE": FILE, "PATH": FILE}
-COMMAND_METAVAR = "COMMAND"  # metavar of an argument that is the name of a command
+COMMAND_METAVAR = "COMMAND"  # metavar of an argument whose value is the name of a command
 
 
 @dataclass(frozen=True, slots=True)
 class ValueSpec:
-    """The value of an option, or the first argument of a command. Without `choices` and `place` it is any text."""
+    """The value of an option or of a command's first argument. Without `choices` and `place`, any text is valid."""
 
     metavar: str
     choices: tuple[str, ...]
-    place: str | None  # `DIRECTORY` or `FILE`
-    is_line: bool = False  # a command line of the prompt begins here
+    place: str | None  # kind of path, `DIRECTORY` or `FILE`; None for other values
+    is_line: bool = False  # True for `peer console`, whose value is the first word of a command
 
 
 @dataclass(frozen=True, slots=True)
 class OptionSpec:
     names: tuple[str, ...]
     about: str
-    value: ValueSpec | None  # None: a flag without a value
+    value: ValueSpec | None  # None for a flag without a value
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,5 +188,5 @@ def _fish_value(value: ValueSpec) -> str:
 
 
 def _fish_text(text: str) -> str:
-    """Quote a text for fish, where a backslash escapes inside single quotes."""
+    """Return a text quoted for fish, in which a backslash also escapes inside single quotes."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,4 +1,5 @@
-"""Standard input as a file argument (`-`). The command reads it, since the daemon has another standard input.
+"""Standard input as a file argument (`-`). The process of the command reads its standard input, because the daemon has another
+one.
 
 `peer join` reads its invitation from standard input, an argument, a file or the environment.
 """
@@ -19,20 +20,20 @@ from protocol.errors import UserError
 from storage.regular_files import open_regular
 
 STANDARD_INPUT = "-"
-SECONDS_MAX = 60.0  # longest time without a byte: a writer that hangs must not block the command
+SECONDS_MAX = 60.0  # longest time without input: a program that hangs must not block the command
 READ_BYTES = 1 << 16
-BYTES_MAX = 16 << 30  # size of the copy on disk; the text of a job may have 8 GiB
+BYTES_MAX = 16 << 30  # largest copy of standard input on disk: the text of a job may have 8 GiB
 
-# Command -> its arguments that name a file to read, and the suffix of a copy that is not JSON.
+# Command -> (its arguments that name a file to read, the suffix of the file that copies standard input unless that is JSON).
 FILE_ARGUMENTS = {
     "train": (("data", "examples"), ".txt"),
     "tasks": (("what", "guidelines"), ".csv"),
     "rlhf": (("preferences", "blocklist"), ".txt"),
 }
 
-# All users of a machine can read the arguments of a process, but only its own user can read the environment.
+# Environment variable for an invitation. All users of a machine can read a process's arguments, but not its environment.
 INVITATION_VARIABLE = "PEER_INVITATION"
-FILE_PREFIX = "@"  # precedes a file name, as in curl
+FILE_PREFIX = "@"  # prefix of an argument that names a file instead of the invitation itself, as in curl
 
 
 def read_chunks(seconds: float = SECONDS_MAX) -> Iterator[bytes]:
@@ -52,10 +53,13 @@ def read_chunks(seconds: float = SECONDS_MAX) -> Iterator[bytes]:
 
 @contextmanager
 def standard_input_as_file(options: argparse.Namespace, data_directory: Path) -> Iterator[None]:
-    """Copy standard input into a temporary file while the block runs, if a file argument is `-`. Raises `UserError`."""
+    """Put a copy of standard input into the options if a file argument is `-`.
+
+    The copy is a temporary file and lasts for the block.
+    """
     names, ending = FILE_ARGUMENTS.get(options.command, ((), ""))
     asked = [name for name in names if getattr(options, name, None) == STANDARD_INPUT]
-    if not asked or not data_directory.is_dir():  # without a data directory the command fails by itself
+    if not asked or not data_directory.is_dir():  # without a data directory, the command fails anyway
         yield
         return
     if len(asked) > 1:
@@ -69,7 +73,10 @@ def standard_input_as_file(options: argparse.Namespace, data_directory: Path) ->
 
 
 def _copied(folder: Path, ending: str) -> Path:
-    """Copy standard input into the folder. The first character decides the suffix, and thus the format in which it is read."""
+    """Copy standard input into the folder and return the file.
+
+    The first character decides the file's suffix, and thus its format.
+    """
     part, size, first = folder / "part", 0, b""
     with part.open("wb") as stream:
         for piece in read_chunks():
@@ -102,7 +109,7 @@ def read_invitation(said: str) -> str:
     from peer.settings.invitation import INVITATION_BYTES_MAX  # a slow import: it loads the ledger
 
     from_environment = os.environ.pop(INVITATION_VARIABLE, "")
-    size_max = 2 * INVITATION_BYTES_MAX  # base64 and line breaks of a mail program add to the size
+    size_max = 2 * INVITATION_BYTES_MAX  # longest text: base64 and the line breaks of a mail program add to the bytes
     if said == STANDARD_INPUT:
         found, origin = b"", "standard input"
         for piece in read_chunks():

@@ -1,6 +1,6 @@
-"""The standard streams of a process: missing ones, closed pipes, and terminals that are closed.
+"""Functions for the standard streams of a process: missing streams, closed pipes and closed terminals.
 
-SIGHUP comes when the user closes the window of the terminal, or its connection drops.
+A process gets SIGHUP when the user closes the terminal's window, or when the terminal's connection drops.
 """
 
 from __future__ import annotations
@@ -17,19 +17,25 @@ DESCRIPTORS = (0, 1, 2)
 
 
 def program_name() -> str:
-    """Return the word with which a shell starts this program: `peer` if that is on the path, else the path of the script."""
+    """Return the word with which a shell starts this program:
+
+    `peer` if the search path has it, otherwise the path of the script.
+    """
     own, found = Path(sys.argv[0]), shutil.which("peer")
     is_script = own.name == "peer" and own.is_file()
     return shlex.quote(str(own)) if is_script and (found is None or not own.samefile(found)) else "peer"
 
 
 def terminal_descriptors() -> tuple[int, ...]:
-    """Return the standard descriptors that are a terminal. Call this early: after the terminal is gone, none of them is."""
+    """Return the descriptors of standard streams that are terminals. Call this early: a closed terminal is not recognized."""
     return tuple(number for number in DESCRIPTORS if os.isatty(number))
 
 
 def detach_descriptors(descriptors: tuple[int, ...]) -> None:
-    """Redirect these descriptors to the null device, so that reads find the end and writes are dropped without an error."""
+    """Redirect these descriptors to the null device.
+
+    Reads then find the end of the input, and writes are dropped without an error.
+    """
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in descriptors:
         os.dup2(nothing, number)
@@ -39,7 +45,7 @@ def detach_descriptors(descriptors: tuple[int, ...]) -> None:
 def open_missing_streams() -> None:
     """Open closed standard streams on the null device, and let output accept all characters.
 
-    Without this, the next opened file would get the number of the closed stream.
+    Otherwise the next opened file would get the descriptor of the closed stream.
     """
     for number, name, mode in zip(DESCRIPTORS, ("stdin", "stdout", "stderr"), "rww", strict=True):
         if getattr(sys, name) is None:
@@ -56,14 +62,14 @@ def open_missing_streams() -> None:
 
 
 def is_output_closed() -> bool:
-    """Return True if the reader of standard output is gone, as `head` is after its lines."""
+    """Return True if the program that reads standard output has ended, as `head` does after its lines."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def mute_output() -> None:
-    """Redirect standard output to the null device, because the interpreter would fail to write its buffer at exit."""
+    """Redirect standard output to the null device, because the interpreter would otherwise fail to write its buffer at exit."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, sys.stdout.fileno())
     os.close(nothing)

@@ -1,6 +1,5 @@
-"""Tables and text that fit the terminal without broken words.
-
-In a narrow terminal columns are left out first; then long cells are cut and end in `…`.
+"""Tables and text that fit the terminal without broken words. In a narrow terminal, a table omits columns first; then long cells
+are cut and end in `…`.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ from rich.text import Text
 from features.text_tables import CONTROL_CHARACTERS, KeyValueTable, Printable, TextChunk, TextTable, Verbatim
 
 GAP = 2  # blanks between columns
-# Characters. Before a wrapped cell gets narrower, other columns are left out: else rows grow too tall.
+# Characters. A table omits columns before a wrapped cell gets narrower than this: otherwise rows would have too many lines.
 WRAPPED_CELL_WIDTH_MIN = 36
 BARS = "▁▂▃▄▅▆▇█"
-CUT_MIN = 8  # least width of a cell that may be cut
-WIDTH_WITHOUT_TERMINAL = 100_000  # columns: nothing is wrapped or cut
+CUT_MIN = 8  # characters that a cut cell has at least
+WIDTH_WITHOUT_TERMINAL = 100_000  # characters in a line without a terminal: with this width, no cell is wrapped or cut
 
 
 class TerminalOutput(Console):
-    """A console that raises `BrokenPipeError` in the task that prints. The library would exit the program instead."""
+    """A console that raises `BrokenPipeError` in the task that prints. The library rich would exit the program instead."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def make_printer(out: TextIO | None = None) -> Callable[[Printable], None]:
-    """Return a function that prints to this stream, or to standard output."""
+    """Return a function that prints tables and texts to `stream`, by default to standard output."""
     out = out or sys.stdout
     console = TerminalOutput(
         file=out, width=None if out.isatty() else WIDTH_WITHOUT_TERMINAL, highlight=False, markup=False, soft_wrap=False
@@ -80,7 +79,10 @@ def truncate_text(text: str, width: int) -> str:
 
 
 def wrap_text(text: str, width: int) -> Iterator[str]:
-    """Yield lines that break between words. A wider word stays whole, so that it can be copied from the terminal."""
+    """Yield the lines of a text that is wrapped between words.
+
+    A word wider than the line stays whole, so that users can copy it.
+    """
     line = ""
     for blanks, word in re.findall(r"(\s*)(\S+)", text):
         if line and cell_len(line) + cell_len(blanks) + cell_len(word) > width:
@@ -94,7 +96,8 @@ def wrap_text(text: str, width: int) -> Iterator[str]:
 def bar_chart(values: Sequence[float], width: int, height: int) -> list[str]:
     """Return a bar chart as lines from the top, with the newest value at the right.
 
-    The lowest value has an eighth of a line, the highest value the full height. Values are skipped if there are too many.
+    The bar of the lowest value is an eighth of a line high, the bar of the highest value has the full height. Values are skipped
+    if there are more than columns.
     """
     if not values or width < 1:
         return [""] * height
@@ -144,7 +147,7 @@ class _TableRenderable:
             at = by_spare.pop(0)[1]
             del wanted[at], narrow[at], readable[at]
         widths = dict(readable if _width(readable) <= room else narrow)
-        for aim in (whole, natural):  # widen first for whole cells, then for titles on one line
+        for aim in (whole, natural):  # free space first widens columns to their whole cells, then to their whole titles
             left = room - _width(widths)
             while left > 0 and (wanting := [at for at in widths if widths[at] < aim[at]]):
                 for at in wanting[:left]:

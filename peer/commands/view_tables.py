@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
 REACH_SIGNS = "+: the observer hears the voter; seconds: time of silence; ?: unknown"
 NOT_CHECKED = " (unverified: this program does not know the module, so only the file says that the field is a table)"
-REACHABILITY_TEXTS = {  # by `StatusView.reachability`
+REACHABILITY_TEXTS = {  # value of `StatusView.reachability` -> text
     "direct": "other peers have dialed this peer",
     "relayed": "other peers cannot dial this peer and reach it over relays",
     "unknown": "too few peers have reported",
 }
-ACCEPT, UNSURE = Verdict.ACCEPT.label, Verdict.UNJUDGED.label  # verdicts of a vouch; all others reject
-NEUTRAL_REASONS = ("absent", "unjudged")  # no evidence against the trainer
+ACCEPT, UNSURE = Verdict.ACCEPT.label, Verdict.UNJUDGED.label  # labels of verdicts in a vouch; all other labels reject the update
+NEUTRAL_REASONS = ("absent", "unjudged")  # labels of verdicts that are no evidence against the trainer
 
 V = TypeVar("V")
 
@@ -63,7 +63,7 @@ def show_table(table: Callable[[V], Printable], empty: str = "") -> Callable[[Co
 def show_named_table(
     table: Callable[[V, PeerNames], Printable], empty: str = ""
 ) -> Callable[[CommandContext[Any], V], Awaitable[None]]:
-    """Like `show_table`, for a table with names of peers."""
+    """Return a function as `show_table` does. Its table shows the names of peers instead of ids."""
 
     async def show(asked: CommandContext[Any], answer: V) -> None:
         asked.show(table(answer, await asked.load_names()) if answer or not empty else empty)
@@ -154,7 +154,7 @@ def _duration(seconds: float) -> str:
 
 
 def format_age(seconds: float) -> str:
-    """Return a duration in its largest suitable unit."""
+    """Return a duration in seconds as text, in the largest suitable unit."""
     for unit, name in ((86_400, "days"), (3_600, "h"), (60, "min")):
         if seconds >= 2 * unit or (seconds >= unit and name != "days"):
             return f"{int(seconds // unit)} {name}"
@@ -289,7 +289,7 @@ def _mebibytes(count: int) -> str:
 
 
 def _moment(ms: int) -> str:
-    """Return a local time. Another peer wrote the value, which may be outside the calendar."""
+    """Return a time as text in the local time zone. Another peer chose the value, which may be outside the calendar."""
     try:
         return f"{datetime.fromtimestamp(ms / 1000).astimezone():%Y-%m-%d %H:%M:%S}"
     except (ValueError, OverflowError, OSError):
@@ -297,7 +297,10 @@ def _moment(ms: int) -> str:
 
 
 def _row(found: RowVerdict) -> str:
-    """Return the row as text with escaped control characters, because a stranger may have written it."""
+    """Return the row of a table in the ledger as text.
+
+    Control characters are escaped, because a stranger may have written the row.
+    """
     if found.record is None:
         return f"0x{found.value} (this program does not know its type)"
     record: Any = found.record
@@ -305,7 +308,7 @@ def _row(found: RowVerdict) -> str:
 
 
 def _bytes(hex: str) -> str:
-    """Return the bytes in hex, followed by their text if they are printable UTF-8."""
+    """Return bytes as text in hex, followed by their characters if the bytes are printable UTF-8."""
     text = bytes.fromhex(hex).decode(errors="replace")
     return f"0x{hex} ({text!r})" if text.isprintable() and "\N{REPLACEMENT CHARACTER}" not in text else f"0x{hex}"
 
@@ -405,7 +408,7 @@ def _way(link: LinkView, names: Mapping[str, str]) -> str:
 
 
 def reachability(found: LivenessMatrix, names: PeerNames, me: str) -> TextTable:
-    found = {me: found[me], **found}  # this peer's row comes first
+    found = {me: found[me], **found}  # the row of this peer comes first
     numbers = {peer: str(number) for number, peer in enumerate(found, 1)}
     heard = sorted({peer for row in found.values() for peer in row}, key=list(found).index)
     columns = (Column(numbers[peer], len(heard) - place, is_number=True) for place, peer in enumerate(heard))
@@ -485,7 +488,7 @@ def _by_trainer(counts: Mapping[str, Mapping[str, int]], names: PeerNames, belon
     return [f"{names[peer]} ({_counts(reasons)})" for peer, reasons in chosen.items() if reasons]
 
 
-PLAIN_MEAN = " (plain mean)"  # the round had no robust aggregation, so only re-execution could catch a false update
+PLAIN_MEAN = " (plain mean)"  # mark of a round without robust aggregation, in which only re-execution could find a false update
 
 
 def rounds(views: Iterable[RoundView], names: PeerNames) -> TextTable:
@@ -509,7 +512,7 @@ def rounds(views: Iterable[RoundView], names: PeerNames) -> TextTable:
 
 
 def format_verdicts(view: RoundView, names: PeerNames) -> str:
-    """Return a text such as `accept: anna (ben, cora vouch) ben (anna vouches); replay: liar`."""
+    """Return the verdicts of a round as text, such as `accept: anna (ben, cora vouch) ben (anna vouches); replay: liar`."""
     by_verdict: dict[str, list[str]] = {}
     for peer, verdict in view.verdicts.items():
         voters = view.vouchers.get(peer, ())
@@ -519,6 +522,6 @@ def format_verdicts(view: RoundView, names: PeerNames) -> str:
 
 
 def event_line(view: EventView, names: PeerNames) -> str:
-    # The reader's clock shows local time.
+    # Local time, which the user can compare with a clock.
     time = datetime.fromtimestamp(view.at_ms / 1000).astimezone()
     return f"{time:%H:%M:%S} {view.kind:<9} {names.replace_ids(view.text)}"

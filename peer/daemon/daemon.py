@@ -58,15 +58,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("peer")
 
-ALERT_SECONDS = 1.0  # between two checks for alerts
+ALERT_SECONDS = 1.0  # seconds between two searches for alerts
 
-RETRY_SECONDS: Final = 5.0  # until a failed task runs again: a shortage of descriptors often lasts only seconds
+RETRY_SECONDS: Final = 5.0  # wait before a failed task runs again: a shortage of descriptors often lasts only seconds
 SYSTEM_FAULTS: Final = (OSError, StorageError, sqlite3.Error)
 
 
 @dataclass(frozen=True, slots=True)
 class ParticipantContext:
-    """The dependencies of a round participant."""
+    """The parts of a peer that a round participant (voter or trainer) needs."""
 
     config: Config
     worker: WorkerSupervisor | None
@@ -95,7 +95,7 @@ def make_honest_participant(context: ParticipantContext) -> RoundParticipant:
 async def running_daemon(
     config: Config, make_participant: MakeParticipant = make_honest_participant
 ) -> AsyncIterator[RunningPeer]:
-    """Run a peer while the block runs. It has restored its state from disk and listens.
+    """Run a peer while the block runs. At the start of the block, the peer has restored its state from disk and listens.
 
     Raises `UserError` if the peer cannot start.
     """
@@ -116,7 +116,10 @@ async def running_daemon(
 def _assemble_peer(
     config: Config, directory: DataDirectory, genesis: Genesis, store: LedgerStore, make_participant: MakeParticipant
 ) -> RunningPeer:
-    """Make all parts of the peer, without starting a task. Raises `UserError` if the disk or the settings do not allow it."""
+    """Make all parts of the peer without starting a task.
+
+    Raises `UserError` if an error of the disk or the settings prevents that.
+    """
     identity, events = directory.load_identity(), EventLog()
     models, blobs = JobModelStore(directory.models, config.threads), DiskBlobStore(directory.blobs, directory.buffers)
     rules = features.rules_of(genesis, models, CachingVerifier(Ed25519Verifier()))
@@ -241,17 +244,17 @@ async def _running_tasks(peer: RunningPeer) -> AsyncIterator[None]:
 
 
 async def _watch_alerts(api: PeerApi) -> None:
-    """Update the alerts regularly, so that their start times do not depend on requests."""
+    """Update the alerts every `ALERT_SECONDS`, so that their start times do not depend on requests."""
     while True:
         await api.alerts()
         await trio.sleep(ALERT_SECONDS)
 
 
 def tune_garbage_collector() -> None:
-    """Exempt all present objects from garbage collection and collect less often. Call it once the process runs its only peer.
+    """Exempt all present objects from garbage collection and collect less often. Only a process with a single peer may call this.
 
-    A block with 512 statements makes about 20,000 objects, hardly any of them in a cycle. With Python's defaults the search
-    for cycles takes a fifth of the block's time, and sometimes pauses the peer for 0.1 seconds.
+    A block with 512 statements makes about 20,000 objects, of which hardly any is in a reference cycle. With Python's defaults
+    the search for cycles takes a fifth of the block's time, and sometimes pauses the peer for 0.1 seconds.
     """
     gc.collect()
     gc.freeze()
@@ -263,7 +266,7 @@ async def wait_for_stop(
 ) -> None:
     """Wait until a user, one of the signals `ending`, or SIGHUP stops the peer.
 
-    `ready` is called once signal handlers are installed. `hung_up` is called at SIGHUP; it returns True if the peer continues.
+    `ready` is called once signal handlers are installed. `hung_up` is called at SIGHUP, and returns True if the peer continues.
     """
     async with trio.open_nursery() as nursery:
         await nursery.start(_stop_on_signal, peer, ending, hung_up)
@@ -317,14 +320,20 @@ async def restart_on_fault(
 
 
 def lacks_descriptors(error: Exception) -> bool:
-    """Return True for a shortage of descriptors or a group of such errors. Other faults, such as a full disk, end the peer."""
+    """Return True if the error, or each error of a group, is a shortage of file descriptors.
+
+    Other faults end the peer, as a full disk does.
+    """
     if isinstance(error, ExceptionGroup):
         return all(map(lacks_descriptors, error.exceptions))
     return is_descriptor_shortage(error)
 
 
 def _is_of_the_system(error: Exception) -> bool:
-    """Return True for a system fault or a group of such faults. `LostVotesError` is not one, because the peer must stop."""
+    """Return True if the error, or each error of a group, is in `SYSTEM_FAULTS`.
+
+    `LostVotesError` is excluded, because it must stop the peer.
+    """
     if isinstance(error, ExceptionGroup):
         return all(map(_is_of_the_system, error.exceptions))
     return isinstance(error, SYSTEM_FAULTS) and not isinstance(error, LostVotesError)

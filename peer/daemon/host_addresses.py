@@ -1,4 +1,4 @@
-"""The addresses at which others can reach this peer, as far as this machine knows."""
+"""The addresses at which other peers can reach this peer, as far as this machine knows them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transport.swarm import Swarm
 
 log = logging.getLogger("peer")
 
-GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux, netdevice(7)
+GET_ADDRESS = 0x8915  # Linux ioctl SIOCGIFADDR, which reads an interface's IPv4 address: netdevice(7)
 
 
 def make_optional_services(config: Config, chain_id: bytes, network: Swarm, tell: Callable[[str], None]) -> list[OptionalService]:
@@ -39,14 +39,18 @@ def own_addresses(listening: Sequence[str], advertised: Sequence[str], outside: 
     """Return the addresses that this peer announces, at most `ADVERTISED_MAX`.
 
     `outside`, the address of a forwarding router, comes first. Then come the `advertised` addresses or, if there are none, the
-    listening ones. A wildcard stands for the hosts of this machine without loopback, and for none if there is only loopback.
+    listening ones. A wildcard address stands for all addresses of this machine without loopback. With only loopback, it stands
+    for none.
     """
     own = advertised or expand_wildcards(listening, host_addresses())
     return tuple(dict.fromkeys([*([outside] if outside else []), *own]))[:ADVERTISED_MAX]
 
 
 def host_addresses() -> tuple[str, ...]:
-    """Return the hosts of this machine without loopback, the one of the default route first. A system error gives none."""
+    """Return the IP addresses of this machine without loopback, that of the default route first.
+
+    After a system error, there are none.
+    """
     try:
         found = dict.fromkeys([*_routed(), *_of_interfaces(), *_of_interfaces_v6()])
     except OSError as error:
@@ -59,7 +63,7 @@ def _routed() -> Iterator[str]:
     """Yield the source address of the default route, if there is one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # a documentation address; connecting UDP sends nothing
+            probe.connect(("192.0.2.1", 9))  # an address for documentation: a UDP socket sends nothing when it connects
             yield str(probe.getsockname()[0])
         except OSError:
             return
@@ -70,13 +74,16 @@ def _of_interfaces() -> Iterator[str]:
         for _, name in socket.if_nameindex():
             try:
                 answer = fcntl.ioctl(asking.fileno(), GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # no address, or not Linux: then only the route gives an address
+            except OSError:  # the interface has no IPv4 address, or this is not Linux: the default route still gives an address
                 continue
             yield socket.inet_ntoa(answer[20:24])
 
 
 def _of_interfaces_v6() -> Iterator[str]:
-    """Yield the IPv6 addresses of the interfaces. Link-local ones are skipped, as they need the interface's name."""
+    """Yield the IPv6 addresses of the interfaces.
+
+    Link-local addresses are skipped, because a peer would need the interface's name to dial them.
+    """
     table = Path("/proc/net/if_inet6")
     for line in table.read_text().splitlines() if table.exists() else ():
         address = ipaddress.IPv6Address(bytes.fromhex(line.split()[0]))

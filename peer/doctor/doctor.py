@@ -46,7 +46,7 @@ from protocol.prometheus_metrics import why_unhealthy
 from storage.ledger_store import ReadOnlyStore
 from transport.discovery.reachability import ReachabilityState
 
-ANSWER_SECONDS: Final = 10.0  # for all calls to the running peer: each takes some hundredths of a second
+ANSWER_SECONDS: Final = 10.0  # time limit of all calls to the running peer together: a call takes some hundredths of a second
 DIALS_ONLY: Final = ok("port", "this peer accepts no connections: it only dials")
 NO_PEER_ADVICE = "create a peer there with `peer init` or `peer join`, or name another directory with --data-dir"
 
@@ -70,7 +70,10 @@ async def examine_peer(load: Callable[[], ResolvedSettings]) -> list[DoctorFindi
 
 
 async def _of_peer(settings: ResolvedSettings, role: Role, directory: DataDirectory) -> tuple[list[DoctorFinding], int | None]:
-    """Return the findings on the peer and its network, and its process id: None if it does not run, 0 if unknown."""
+    """Return the findings on the peer and its network, and the peer's process id:
+
+    None if the peer is stopped, 0 if the id is unknown.
+    """
     config = settings.config
     if unusable := why_unusable(directory.path):
         return [unusable], None
@@ -93,7 +96,7 @@ async def _of_peer(settings: ResolvedSettings, role: Role, directory: DataDirect
         return [*found, fault("peer", text, "use the program of the running peer, or restart the peer with this one")], 0
     except UserError as error:
         return [*found, fault_of_error("peer", error)], 0
-    if genesis is None:  # `check_network` has a finding on it
+    if genesis is None:  # no further checks: `check_network` has reported the missing genesis
         return [*found, *_of_status(status, alerts)], status.process
     found += [*_of_status(status, alerts), *await _of_running(settings, directory, genesis, status)]
     found = [replace(finding, text=names.replace_ids(finding.text)) for finding in found]
@@ -116,7 +119,7 @@ async def _of_stopped(
     try:
         with directory.lock():
             last_ms, damaged = last_block_ms(directory, genesis)
-    except UserError as error:  # a daemon holds the lock, but does not answer
+    except UserError as error:  # a process holds the lock, but does not answer as a daemon
         return [fault_of_error("peer", error, "kill that process, and restart the peer")]
     others = await check_other_peers(
         _known(config, directory), genesis.chain_id, key, links=None, alone=set(genesis.founders) == {key}
@@ -127,9 +130,9 @@ async def _of_stopped(
 async def _of_running(
     settings: ResolvedSettings, directory: DataDirectory, genesis: Genesis, status: StatusView
 ) -> list[DoctorFinding]:
-    """Check the running peer's addresses, services and peers. Its addresses and its role come from its own status."""
+    """Check the running peer's addresses, services and links. The peer's status names its addresses and its role."""
     config, key, chain_id = settings.config, parse_peer_id(status.peer), genesis.chain_id
-    # The peer may have been started with `--listen`. Without the same option here there is nothing to compare.
+    # The peer may run with `--listen`. If `peer doctor` has no setting `listen`, it has no address to compare.
     own = (
         check_listen_settings(parse_listen_addresses(config.listen), status.listen_addresses)
         if settings.origins["listen"] != "default"
@@ -138,7 +141,7 @@ async def _of_running(
     own += check_reachability(status.reachability) if status.listen_addresses else [DIALS_ONLY]
     for address in status.listen_addresses:
         own += await check_own_port(address, chain_id, key)
-    # The host of these may be wrong even if others reach the peer.
+    # The host in the setting `advertise` may be wrong even if other peers reach this peer at another address.
     own += await check_advertised_addresses(config.advertise, chain_id, key, are_reached=False)
     found = [address for address in status.announced_addresses if address not in (*status.listen_addresses, *config.advertise)]
     own += await check_advertised_addresses(found, chain_id, key, are_reached=status.reachability == ReachabilityState.DIRECT)
@@ -153,7 +156,7 @@ async def _of_running(
 
 
 def _of_status(status: StatusView, alerts: Iterable[AlertView]) -> Iterator[DoctorFinding]:
-    """Yield findings from the peer's status and alerts, without alerts about the disk, which has a separate check."""
+    """Yield findings from the peer's status and alerts. Alerts about the disk are left to `machine.check_disk`."""
     if status.version != (here := metadata.version("folkmoot")):
         yield warning("version", f"the running peer has version {status.version}, this program {here}", "restart the peer")
     told = [alert for alert in alerts if alert.severity != AlertSeverity.INFO and alert.cause != AlertCause.DISK_LOW]
@@ -167,7 +170,7 @@ def _of_status(status: StatusView, alerts: Iterable[AlertView]) -> Iterator[Doct
 
 
 def _known(config: Config, directory: DataDirectory) -> tuple[str, ...]:
-    """Return the known addresses of other peers, those of the settings first."""
+    """Return the known addresses of other peers. Addresses in the settings come first."""
     return dial_candidates(config.bootstrap, load_addresses(directory.path / "addresses"))
 
 
@@ -179,7 +182,10 @@ def findings_table(findings: Iterable[DoctorFinding]) -> TextTable:
 
 
 def check_key(directory: DataDirectory) -> tuple[bytes | None, list[DoctorFinding]]:
-    """Return the peer's public key and the findings on it. The key is None if it is missing, damaged or readable by others."""
+    """Return the peer's public key and the findings on the key file.
+
+    The key is None if the file is missing, damaged or readable by others.
+    """
     path = directory.identity_key
     if not path.exists():
         return None, [fault("key", f"{path} does not exist", NO_PEER_ADVICE)]
@@ -200,7 +206,7 @@ def check_key(directory: DataDirectory) -> tuple[bytes | None, list[DoctorFindin
 
 
 def why_unusable(path: Path) -> DoctorFinding | None:
-    """Return a fault if the data directory cannot be examined."""
+    """Return the finding that the data directory cannot be examined, or None if it can."""
     if not path.is_dir():
         return fault("data", f"{path} does not exist", NO_PEER_ADVICE)
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
@@ -220,7 +226,7 @@ def check_folder(path: Path) -> Iterator[DoctorFinding]:
 
 
 def check_network(directory: DataDirectory) -> tuple[Genesis | None, list[DoctorFinding]]:
-    """Return the genesis of the peer's network, or None, and the findings on it."""
+    """Return the genesis of the peer's network, or None, and the findings on the genesis file."""
     if not directory.genesis.exists():
         text = f"{directory.path} has no network yet"
         return None, [fault("data", text, "create one with `peer init`, or join one with `peer join INVITATION`")]
@@ -232,9 +238,9 @@ def check_network(directory: DataDirectory) -> tuple[Genesis | None, list[Doctor
 
 
 def last_block_ms(directory: DataDirectory, genesis: Genesis) -> tuple[int | None, list[DoctorFinding]]:
-    """Return the time of the last block of a stopped peer, or None, and the findings on its database, which is not changed.
+    """Return the time in ms of a stopped peer's last block, or None, and the findings on the peer's database.
 
-    The caller holds the directory's lock.
+    The database is not changed. The caller holds the directory's lock.
     """
     if not directory.ledger.exists() and not directory.ledger.with_name("ledger.sqlite.committed").exists():
         return None, []  # the peer has never run

@@ -1,4 +1,4 @@
-"""The findings of `peer doctor`: one or more for each check."""
+"""Findings of `peer doctor` and their levels. Each check has one or more findings."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class FindingLevel(enum.StrEnum):
     """Levels of findings, the most severe last."""
 
     OK = "ok"
-    WARNING = "warning"  # the peer works now, and will fail later
-    FAULT = "fault"  # the peer cannot run, or takes no part
+    WARNING = "warning"  # the peer works, but may fail later
+    FAULT = "fault"  # the peer cannot run, or takes no part in the network
 
 
-# The exit status of `peer doctor`
+# Exit status of `peer doctor` for the most severe level that it found.
 EXIT_STATUS = {
     FindingLevel.OK: exit_statuses.SUCCESS,
     FindingLevel.WARNING: exit_statuses.DEGRADED,
@@ -27,10 +27,10 @@ EXIT_STATUS = {
 
 @dataclass(frozen=True, slots=True)
 class DoctorFinding:
-    check: str  # subject, in a word
-    level: str  # a `FindingLevel`
-    text: str  # the observation
-    advice: str = ""  # the remedy; empty if nothing is wrong
+    check: str  # name of the check, one word
+    level: str  # severity, a `FindingLevel`
+    text: str  # result of the check in words
+    advice: str = ""  # remedy for the user; empty if the level is `ok`
 
 
 def ok(check: str, text: str) -> DoctorFinding:
@@ -46,7 +46,10 @@ def fault(check: str, text: str, advice: str) -> DoctorFinding:
 
 
 def fault_of_error(check: str, error: Exception, advice: str = "correct it, and run `peer doctor` again") -> DoctorFinding:
-    """Return a fault for an error whose message is `what happened; what to do`. `advice` replaces a missing remedy."""
+    """Return a fault with the two parts of an error's message, `what happened; what to do`.
+
+    `advice` replaces a missing second part.
+    """
     text, _, way_out = str(error).partition("; ")
     return fault(check, text, way_out or advice)
 

@@ -26,15 +26,16 @@ from peer.settings.process_resources import DESCRIPTORS_NEEDED, DESCRIPTORS_NEED
 from protocol.api import PeerApi
 from protocol.limits import CLOCK_AHEAD_SECONDS
 
-MEMORY_BYTES_MIN = 120_000_000  # for a peer without a worker and the default model, as bounded by `scenarios.idle`
-WORKER_BYTES_MIN = 400_000_000  # for a peer with its worker
-RUNNING_BYTES_MIN = 64_000_000  # reserve of a running peer, which already has its memory
-INODES_MIN = 10_000  # each blob is a file, and a round leaves a dozen
-CLOCK_UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
-TIMEX_BYTES = 512  # more than the 208 bytes of struct timex that the kernel writes
+MEMORY_BYTES_MIN = 120_000_000  # free memory for a peer with the default model and no worker: `scenarios.idle` checks this bound
+WORKER_BYTES_MIN = 400_000_000  # free memory for a peer and its worker
+RUNNING_BYTES_MIN = 64_000_000  # free memory for a running peer, which has already allocated most of its memory
+INODES_MIN = 10_000  # free inodes: each blob is a file, and a round of training leaves a dozen
+CLOCK_UNSYNCHRONISED = 5  # result TIME_ERROR of adjtimex(2): the clock is not synchronized
+TIMEX_BYTES = 512  # size of the buffer for struct timex, of which the kernel writes 208 bytes
 
-EVENTS_READ: Final = 500  # newest events, which contain decisions
-BLOCKS_READ: Final = 32  # blocks of the last decisions; in most networks each voter leads one of them
+EVENTS_READ: Final = 500  # newest events of the peer that `clock_offset` reads for times of decisions
+# Blocks that `clock_offset` reads, the last decided ones: in most networks, each voter leads one of 32 blocks.
+BLOCKS_READ: Final = 32
 CLOCK_ADVICE = "synchronize it over the network (timedatectl set-ntp true, or chrony), then restart the peer"
 
 
@@ -118,7 +119,10 @@ def check_memory(config: Config, role: Role, *, runs: bool) -> Iterator[DoctorFi
 
 
 def available_bytes() -> tuple[int | None, str]:
-    """Return the memory that this process can still allocate, in bytes, and the limit that applies. None means unknown."""
+    """Return the memory that this process can still allocate, in bytes, and the name of the limit that applies.
+
+    None means unknown.
+    """
     bounds = {"machine": _meminfo().get("MemAvailable"), "control group": _left_in_group(), "ulimit -v": _address_space()}
     known = {name: left for name, left in bounds.items() if left is not None}
     name = min(known, key=known.__getitem__, default="")
@@ -134,7 +138,7 @@ def _meminfo() -> dict[str, int]:
 
 
 def _left_in_group() -> int | None:
-    """Return the free memory of this process's control group (version 2), in bytes, or None without a limit."""
+    """Return the free memory of this process's control group (version 2), in bytes, or None if the group has no limit."""
     try:
         group = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
         folder = Path("/sys/fs/cgroup", group.lstrip("/"))
@@ -149,15 +153,15 @@ def _address_space() -> int | None:
 
 
 def check_open_files(served: bool = True, process: int = 0) -> Iterator[DoctorFinding]:
-    """Yield a finding on the file descriptors of a process. `served` adds those of the web port.
+    """Yield a finding on the file descriptors of a process. `served` adds the descriptors for connections to the web port.
 
-    `process` 0 means this process, whose limits a peer started here would inherit. The hard limit counts, because the daemon
-    raises its soft limit to it.
+    `process` 0 means this process, whose limits a peer inherits if the same shell starts it. The hard limit counts, because the
+    daemon raises its soft limit to it.
     """
     needed = DESCRIPTORS_NEEDED if served else DESCRIPTORS_NEEDED_WITHOUT_WEB
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if process:
-        with contextlib.suppress(AttributeError, OSError):  # not Linux, or a process of another user
+        with contextlib.suppress(AttributeError, OSError):  # this is not Linux, or the process belongs to another user
             soft, hard = resource.prlimit(process, resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY or hard >= needed:
         yield ok("files", f"a process may open all {needed} files that a peer with all its connections needs")
@@ -173,7 +177,7 @@ def check_open_files(served: bool = True, process: int = 0) -> Iterator[DoctorFi
 
 
 def is_clock_synchronized() -> bool | None:
-    """Return True if the kernel calls its clock synchronized, False if not, and None if it cannot be asked."""
+    """Return True if the kernel reports a synchronized clock, False if it does not, and None without a report."""
     try:
         state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))
     except (OSError, AttributeError):
@@ -182,9 +186,8 @@ def is_clock_synchronized() -> bool | None:
 
 
 def check_clock(ahead: float | None, last_block_ms: int | None, genesis_ms: int) -> DoctorFinding:
-    """Return the finding on the clock. `ahead` is its offset from the other leaders' clocks, in seconds, or None if unknown.
-
-    Without an offset, the clock must not be behind the last stored block or the genesis.
+    """Return the finding on the clock. `ahead` is the clock's offset from other leaders' clocks in seconds, or None if unknown.
+    Without an offset, the check only compares the clock with the time of the last stored block or of the genesis.
     """
     late = max(last_block_ms or 0, genesis_ms) / 1_000 - time.time()
     if ahead is not None and ahead > CLOCK_AHEAD_SECONDS:
@@ -207,11 +210,11 @@ def check_clock(ahead: float | None, last_block_ms: int | None, genesis_ms: int)
 
 
 async def clock_offset(api: PeerApi, me: str) -> float | None:
-    """Return the offset of this clock from the clocks of other recent leaders, in seconds, or None without such leaders.
+    """Return the offset of this machine's clock from the clocks of other recent leaders in seconds, or None if there are none.
 
-    A block carries the time at which its leader began it, by the leader's clock. Its decision has this machine's time and comes
-    some hundredths of a second later, so the smallest difference of each leader is the most accurate. The median over leaders
-    tolerates some wrong clocks. Decisions that this peer did not see as they were made are ignored.
+    A block has the time at which its leader began it, by the leader's clock. This machine's clock gives the time of the decision,
+    some hundredths of a second later. The smallest difference for each leader is therefore the most accurate. The median over
+    leaders tolerates some wrong clocks. Decisions that this peer learned later are ignored.
     """
     events = await api.events(-EVENTS_READ, 0.0)
     decided = [event for event in events if event.kind == "decided" and event.fields.get("seen") == str(True)]

@@ -1,7 +1,7 @@
 """Checks of reachability in both directions, and of the peer's optional services and HTTP endpoints.
 
-A test dial is a peer's handshake up to the proof of the remote key, then it disconnects. It uses a new random key, because a
-second link with the peer's own key would replace the first.
+A test dial makes the handshake of a link up to the proof of the remote key, then it disconnects. It uses a new random key,
+because a second link with the peer's own key would replace that peer's link.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ from transport.wire.framing import Message
 from transport.wire.noise_session import KeyPair, NoiseSession, PeerAuthenticated
 from web import metrics_endpoint
 
-DIALS_MAX: Final = 16  # addresses dialed, those of the settings first; the address book holds 64
-LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # wildcard -> loopback
+DIALS_MAX: Final = 16  # addresses that one check dials, those of the settings first; a peer's address book holds 64
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # wildcard address -> loopback address to dial in its place
 
-DIAL_SECONDS_MAX: Final = 5.0  # for connection and handshake; a slower link is too slow for votes, too
-READ_BYTES: Final = 4_096  # a handshake needs a tenth of them
+# Longest time for connection and handshake of a test dial: a slower link is too slow for votes, too.
+DIAL_SECONDS_MAX: Final = 5.0
+READ_BYTES: Final = 4_096  # bytes of one read: a handshake has a tenth of them
 
 FIREWALL_ADVICE = "ask its operator to start it, and to open that port in firewalls and routers"
 NETWORK_ADVICE = "check the network, the routes and the firewall of this machine"
 BUSY_PEER_ADVICE = "that peer may be full, or have banned this peer: wait a minute"
-ADVICE = {  # reason of the failed handshake -> remedy
+ADVICE = {  # reason of a failed handshake -> remedy
     "not-folkmoot": "another program uses that port: correct the address",
     "wrong-version": "update the older of the two programs",
     "wrong-chain": "that peer belongs to another network: correct the address",
@@ -49,18 +50,19 @@ ADVICE = {  # reason of the failed handshake -> remedy
 }
 
 PACKAGES: Final = {"upnp": "miniupnpc", "mdns": "zeroconf"}
-ROUTER_SECONDS_MAX: Final = 15.0  # for the router's answer: the library waits some seconds in each step
+ROUTER_SECONDS_MAX: Final = 15.0  # longest wait for the router: the UPnP library waits some seconds in each of its steps
 SERVICE_ADVICE: Final = {
     "upnp": "enable UPnP in the router, or forward the port by hand and name it with --advertise",
     "mdns": "name a peer with --bootstrap, or free UDP port 5353 for multicast on this machine",
 }
 
-HTTP_SECONDS_MAX: Final = 5.0  # the same bound as `web.metrics_endpoint.REQUEST_SECONDS_MAX`
-ANSWER_BYTES_MAX: Final = 1 << 20  # a network of 10,000 members has some kilobytes of metrics
+HTTP_SECONDS_MAX: Final = 5.0  # longest HTTP request of a check, equal to `web.metrics_endpoint.REQUEST_SECONDS_MAX`
+# Longest HTTP answer that a check reads: metrics of a network with 10,000 members have some kilobytes.
+ANSWER_BYTES_MAX: Final = 1 << 20
 
 
 async def check_free_port(check: str, address: str, setting: str) -> DoctorFinding:
-    """Check that a peer started now could listen on this address. `setting` is the option that changes it."""
+    """Check that a peer started now could listen on this address. `setting` is the option that changes the address."""
     host, port = parse_address(address)
     try:
         for listener in await trio.open_tcp_listeners(port, host=host):
@@ -109,7 +111,8 @@ async def check_advertised_addresses(
 ) -> list[DoctorFinding]:
     """Check that the running peer answers on its announced addresses.
 
-    With `are_reached` other peers have reached it, so an address that does not answer from inside is no problem.
+    `are_reached` means that other peers have reached these addresses. A missing answer from inside the network is then no
+    problem.
     """
     found = []
     for answer in await _called(told[:DIALS_MAX], chain_id):
@@ -133,7 +136,7 @@ async def check_advertised_addresses(
 
 
 def check_reachability(said: str) -> list[DoctorFinding]:
-    """Return the finding of other peers that dialed back, if enough of them have."""
+    """Return the finding from other peers' dials to this peer, or an empty list if too few peers have reported."""
     if said == ReachabilityState.DIRECT:
         return [ok("port", "other peers reach this peer")]
     if said == ReachabilityState.RELAYED:
@@ -152,7 +155,8 @@ async def check_other_peers(
 ) -> list[DoctorFinding]:
     """Check that other peers answer at the first `DIALS_MAX` addresses.
 
-    `links` is the peer's number of links, or None if it does not run. `alone` means the only voter, which needs no other peer.
+    `links` is this peer's number of links, or None if it is stopped. `alone` means that it is the only voter and needs no other
+    peer.
     """
     answers = await _called(addresses[:DIALS_MAX], chain_id)
     if links is None and (copies := [answer.address for answer in answers if answer.peer is not None and answer.peer == me]):
@@ -177,13 +181,13 @@ async def check_other_peers(
     if reached:
         return [ok("peers", f"{len(reached)} of {len(others)} addresses answer"), *lost]
     none, advice = f"none of {len(others)} addresses answers", "correct the errors of the next lines"
-    if links:  # peers that have dialed this one
+    if links:  # other peers have dialed this peer
         return [warning("peers", f"{none}, but the peer has {pluralize(links, 'link')}", advice), *lost]
     return [fault("peers", none, advice), *lost]
 
 
 async def _called(addresses: Iterable[str], chain_id: bytes) -> list[DialResult]:
-    """Dial all addresses at once and return the results in their order."""
+    """Dial all addresses at once and return the results in the order of the addresses."""
     answers: dict[str, DialResult] = {}
 
     async def dial(text: str) -> None:
@@ -206,7 +210,7 @@ async def _called(addresses: Iterable[str], chain_id: bytes) -> list[DialResult]
 
 
 def dial_candidates(bootstrap: Iterable[str], remembered: Iterable[str]) -> tuple[str, ...]:
-    """Return each address once, those of the settings first."""
+    """Return each address once. The addresses of the settings (`bootstrap`) come first, then the `remembered` ones."""
     places: dict[str, str] = {}
     for text in (*bootstrap, *remembered):
         places.setdefault(text.rpartition("@")[2], text)
@@ -216,13 +220,16 @@ def dial_candidates(bootstrap: Iterable[str], remembered: Iterable[str]) -> tupl
 @dataclass(frozen=True, slots=True)
 class DialResult:
     address: str
-    peer: bytes | None  # the key that the remote peer proved; None: the dial failed
+    peer: bytes | None  # the key that the remote peer proved; None after a failed dial
     why: str = ""  # reason of the failure
     advice: str = ""
 
 
 async def dial_peer(address: str, chain_id: bytes, expected: bytes | None = None) -> DialResult:
-    """Dial HOST:PORT and return the key of the peer there, or the reason of the failure. Any key but `expected` is a failure."""
+    """Dial HOST:PORT and return the key of the remote peer, or the reason of the failure.
+
+    A key other than `expected` is a failure.
+    """
     host, port = parse_address(address)
     try:
         with trio.fail_after(DIAL_SECONDS_MAX):
@@ -248,13 +255,17 @@ async def _shaken(stream: trio.SocketStream, chain_id: bytes, expected: bytes | 
         if not (data := await stream.receive_some(READ_BYTES)):
             raise trio.BrokenResourceError("closed by the peer")
         events = session.receive(data)
-    await stream.send_all(session.data_to_send())  # the proof of our key; without it the peer would log a failed handshake
+    # Sends the proof of our key: without that, the remote peer would log a failed handshake.
+    await stream.send_all(session.data_to_send())
     assert isinstance(events[0], PeerAuthenticated)
     return events[0].peer
 
 
 def _of_error(error: OSError | ValueError) -> tuple[str, str]:
-    """Return reason and advice for a failed connection. Trio attaches the errors of all addresses of a name as the cause."""
+    """Return reason and advice for a failed connection.
+
+    For a host name with several addresses, Trio attaches the errors of all as cause.
+    """
     if isinstance(error, (socket.gaierror, ValueError)):
         return "the host name is unknown", "correct the address, or the name resolution of this machine"
     group = error.__cause__.exceptions if isinstance(error.__cause__, BaseExceptionGroup) else (error,)
@@ -268,7 +279,7 @@ def check_running_services(asides: Iterable[OptionalServiceView]) -> list[Doctor
 
 
 async def check_stopped_services(config: Config, make_router: Callable[[], Gateway] = Gateway) -> list[DoctorFinding]:
-    """Check the packages of enabled services, and the router. The check only asks the router for its external address."""
+    """Check the packages of enabled discovery services, and ask the router for its external address if UPnP is enabled."""
     found = []
     for name, package in PACKAGES.items():
         if getattr(config, name) and not _is_there(package):
@@ -303,7 +314,10 @@ def _advice(name: str) -> str:
 
 
 async def check_free_ports(config: Config, role: Role) -> list[DoctorFinding]:
-    """Check the HTTP ports of a stopped peer. A taken port is only a warning, because the peer runs without it."""
+    """Check the HTTP ports of a stopped peer.
+
+    A port in use by another program is only a warning, because the peer also runs without the pages and metrics.
+    """
     wanted = {"metrics": config.feature_settings["metrics"]}
     if "serve" in role.services:
         wanted["web"] = config.feature_settings["web_listen"]
@@ -316,7 +330,7 @@ async def check_served_endpoints(config: Config, role: Role, parts: Path, me: st
     """Check the metrics and the web pages of a running peer."""
     found = []
     listen, written = config.feature_settings["metrics"], parts / "metrics" / metrics_endpoint.ADDRESS_FILE
-    if listen or written.exists():  # the peer may run with other settings
+    if listen or written.exists():  # the running peer may have other settings than this command
         found.append(await _of_metrics(listen, written, me))
     if "serve" in role.services:
         written = parts / "serve" / "address"

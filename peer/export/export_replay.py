@@ -1,4 +1,4 @@
-"""The offline audit of an export: a replay from the genesis, which returns a verdict or names the first wrong file."""
+"""The offline audit of an exported run: a replay from the genesis, which returns a verdict or names the first wrong file."""
 
 from __future__ import annotations
 
@@ -52,12 +52,15 @@ from training.job_spec import JobSpec
 from training.model_store import JobModelStore
 
 WRONG_DIGEST = "its bytes do not have the digest in its name"
-Progress = Callable[[int, int], None]  # (blocks checked, blocks in all)
+Progress = Callable[[int, int], None]  # function that is called with (number of checked blocks, number of all blocks)
 
 
 @dataclass(slots=True)
 class VouchCounts:
-    """Accepted updates of one job with vouches: voters signed that they re-executed them before the vote."""
+    """Numbers of accepted updates of one job that have vouches.
+
+    A vouch is a voter's signed statement that it re-executed the update.
+    """
 
     updates: int = 0
     vouchers: Counter[str] = field(default_factory=Counter)  # peer id -> number of updates that it vouched for
@@ -73,21 +76,22 @@ class ExportVerdict:
     signatures: int
     rounds: int
     proposals: int
-    state_root: str  # certified and reproduced
-    models: dict[str, str]  # job -> model root, reproduced
-    names: dict[str, str]  # job -> its name
-    # job with an initial model -> job and round that produced it
+    state_root: str  # last certified state root, which the replay has reproduced
+    models: dict[str, str]  # job id -> model root, which the replay has reproduced
+    names: dict[str, str]  # job id -> name of the job
+    # id of a job with an initial model -> (id of the job, round) whose model this is
     initial_models: dict[str, tuple[str, int]]
-    vouch_counts: dict[str, VouchCounts]  # job with vouches -> their counts
-    members: dict[str, str]  # peer id -> name
+    vouch_counts: dict[str, VouchCounts]  # id of a job with vouches -> the counts of its vouches
+    members: dict[str, str]  # peer id -> name of the member
 
 
 def audit_export(
     folder: Path, progress: Progress = lambda done, total: None, seen: Callable[[StateTransition], None] = lambda transition: None
 ) -> ExportVerdict:
-    """Replay an export and return its verdict. `seen` is called with each block's transition.
+    """Replay an export and return its verdict.
 
-    Raises `UserError` with the first file that is missing, changed or foreign.
+    `seen` is called with each block's transition of the state. Raises `UserError` with the first file that is missing, changed or
+    not part of the run.
     """
     if not (folder / GENESIS).is_file():
         raise UserError(f"{folder} is no export: it has no {GENESIS}; create an export with `peer export FOLDER`")
@@ -99,7 +103,10 @@ def audit_export(
 
 
 def _readable_format(folder: Path) -> int:
-    """Return the export's format. Raises `UserError` if this program does not read it. A damaged manifest fails later."""
+    """Return the export's format.
+
+    Raises `UserError` if this program does not read it. A damaged manifest raises no error here: a later check finds it.
+    """
     try:
         format = json.loads(read_regular(folder / MANIFEST))["format"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -114,9 +121,9 @@ def _readable_format(folder: Path) -> int:
 
 
 def _first_wrong_file(folder: Path, found: str) -> str:
-    """Return the file to blame for an error in `found`: a file whose digest differs from the manifest's, if there is one.
+    """Return the file to report for an error in the file `found`: another one whose digest differs from the manifest, or `found`.
 
-    For example, a changed genesis shows first as an error in block 1. The manifest is no proof, but it helps to find the cause.
+    For example, a changed genesis causes an error in block 1. The manifest proves nothing, but it helps to find the cause.
     """
     if found == MANIFEST:
         return found
@@ -145,13 +152,13 @@ class _ExportReplay:
         self._parent = self._genesis.chain_id
         self._signatures = self._rounds = self._proposals = 0
         blobs = (folder / payload_path(bytes(32))).parent
-        self._sizes = {file.stat().st_size for file in blobs.glob("*")}  # sizes of all blobs, initial models included
-        self._models: dict[bytes, tuple[str, int]] = {}  # digest of parameters -> job and round
+        self._sizes = {file.stat().st_size for file in blobs.glob("*")}  # sizes in bytes of all payloads, also of initial models
+        self._models: dict[bytes, tuple[str, int]] = {}  # digest of a model's parameters -> (job id, round) of the model
         self._starts: dict[str, tuple[str, int]] = {}
         self._vouched = defaultdict[str, VouchCounts](VouchCounts)
 
     def run(self, progress: Progress, seen: Callable[[StateTransition], None]) -> ExportVerdict:
-        # Blocks after a gap do not belong to the export.
+        # Blocks after a missing block do not belong to the export.
         total = next(height for height in itertools.count() if not (self._folder / block_path(height + 1)).is_file())
         if not total:
             raise _BadFile(block_path(1), "the export holds no first block")
@@ -184,7 +191,8 @@ class _ExportReplay:
             raise UserError("its height or time does not follow the block before it")
         self._check_parent_certificate(block)
         for digest in initial_model_digests(block.body):
-            if (self._folder / payload_path(digest)).is_file():  # without the file, the job never began, or its start fails below
+            # An export may lack the model of a job that never began; for a started job, `_step` finds the missing file.
+            if (self._folder / payload_path(digest)).is_file():
                 self._check_start(digest)
         self._signatures += len(decision.certificate.signatures)
         self._parent = vote.block
@@ -205,7 +213,7 @@ class _ExportReplay:
         for job in transition.started_jobs:
             encoded = transition.state.jobs.jobs[job].spec
             spec = JobSpec.decode(encoded)
-            # An export may lack the data set and the tokenizer.
+            # An export may lack the job's data set and tokenizer.
             if spec.resolved_objective.data_exported and spec.data and (self._folder / set_path(spec.data)).is_file():
                 for shard in read_manifest(spec.data, lambda digest, size_max: self._blob(set_path(digest), digest)).shards:
                     self._blob(set_path(shard), shard)
@@ -224,7 +232,8 @@ class _ExportReplay:
                     vouched = self._vouched[closed.job.hex()]
                     vouched.updates += 1
                     vouched.vouchers.update(map(peer_id, vouchers))
-            if closed.job in transition.rolled_back:  # the step is undone, but its payloads belong to the export
+            # The model step is undone, but the payloads of its updates belong to the export.
+            if closed.job in transition.rolled_back:
                 for signed in closed.proposals:
                     self._payload(codec.decode_message(signed.body, (Proposal,)).payload)
         for closed in transition.model_steps:
@@ -234,7 +243,7 @@ class _ExportReplay:
         for job in roots.keys() - set(transition.started_jobs):
             state = transition.state.jobs.jobs[job]
             spec = JobSpec.decode(state.spec)
-            # The file may be an initial model.
+            # A payload has the size of this model, so it may be this model as the initial model of another job.
             if spec.resolved_objective.makes_text and 4 * spec.model.parameters in self._sizes:
                 digest = hash_pieces(parameter_blob.iter_parameters(self._host.open_model(job, state.round))).digest()
                 self._models.setdefault(digest, (job.hex(), state.round))
@@ -242,7 +251,7 @@ class _ExportReplay:
         return roots
 
     def _check_start(self, digest: bytes) -> None:
-        """Check the digest of an initial model. It may be large, so it is read in pieces."""
+        """Check the digest of an initial model. The file may be large, so it is read in pieces."""
         name = payload_path(digest)
         self._expected.add(name)
         hasher = BlobHasher()
@@ -269,7 +278,7 @@ class _ExportReplay:
         return data
 
     def _conclude(self, last: Block) -> ExportVerdict:
-        """Compare the models, the list of files and the manifest with those of the replay, and return the verdict."""
+        """Compare models, list of files and manifest of the export with those of the replay, and return the verdict."""
         state = self._state
         closings = decode_body(last.body).round_certificates if last.state_root != state.state_root else ()
         rounds = certified_rounds(state, {closing.job for closing in closings})
@@ -303,7 +312,7 @@ class _ExportReplay:
         )
 
     def _check_manifest(self, summary: ExportSummary) -> None:
-        """Check that a manifest written anew for the found files has the same bytes."""
+        """Check that a new manifest of the replay's files has the same bytes as the manifest of the export."""
         text = self._read(MANIFEST)
         made = self._scratch / "manifest"
         made.mkdir()
@@ -315,7 +324,10 @@ class _ExportReplay:
             raise _BadFile(self._missing(text) or MANIFEST, "the manifest does not list the files of the export")
 
     def _missing(self, manifest: bytes) -> str | None:
-        """Return a file that was removed, or None. The manifest must list it and all files that are here."""
+        """Return a file that was removed from the export, or None.
+
+        It is a file that the manifest lists beside all files of the replay.
+        """
         try:
             listed = set(json.loads(manifest)["files"])
         except (ValueError, KeyError, TypeError):
@@ -332,7 +344,7 @@ class _ExportReplay:
 
     @contextmanager
     def _blaming(self, name: str) -> Iterator[None]:
-        """Attribute errors raised in this context to a file, unless they name another one."""
+        """Attribute errors that are raised in this context to a file, unless the error names another file."""
         try:
             yield
         except (_BadFile, StorageError):

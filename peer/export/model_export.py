@@ -50,9 +50,10 @@ _LLAMA_CPP: Final = """    llama-cli --model model.gguf --prompt "The " --n-pred
 def export_model(
     source: Callable[[Path, str], ExportableModel], place: Path, job: str, folder: Path, format: str
 ) -> ModelFilesView:
-    """Write a model without a running peer. `source` is `model_from_data_directory` or `model_from_export`.
+    """Write a model without a running peer.
 
-    Raises `UserError` as `source` and `write_model_files` do.
+    The function `source` (`model_from_data_directory` or `model_from_export`) reads the model. Raises `UserError` as `source` and
+    `write_model_files` do.
     """
     require_new_folder(folder)
     return write_model_files(source(place, job), folder, format)
@@ -78,7 +79,7 @@ def write_model_files(found: ExportableModel, folder: Path, format: str) -> Mode
             _put(part / huggingface_model.SUMS, huggingface_model.sha256_sums(part).encode())
             sizes = [path.stat().st_size for path in part.iterdir()]
             sync_directory(part)
-            part.rename(folder)  # also replaces an empty folder
+            part.rename(folder)  # replaces an empty folder, too
         finally:
             shutil.rmtree(part, ignore_errors=True)
     except OSError as error:
@@ -127,7 +128,8 @@ def _write_transformers(found: ExportableModel, vocabulary: BpeVocabulary, folde
     stop = stop_token(spec, vocabulary)
     config = huggingface_model.llama_config(spec.model, stop)
     if not spec.resolved_objective.makes_text:
-        config |= {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}  # a score from the last token's features
+        # A reward model computes its score from the features of the last token.
+        config |= {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}
         tensors[huggingface_model.SCORE] = (
             layout_of(spec).tensor_views(found.parameters)[spec.resolved_objective.score_head].reshape(1, -1)
         )
@@ -222,7 +224,7 @@ def _rows(found: ExportableModel, vocabulary: BpeVocabulary, left_out: tuple[str
 
 
 def stop_token(spec: JobSpec, vocabulary: BpeVocabulary) -> int | None:
-    """Return the token that ends a text: the job's, or else the tokenizer's, or None."""
+    """Return the token that ends a text: the stop token of the job, otherwise that of the tokenizer, otherwise None."""
     stop = spec.resolved_objective.stop_token(spec)
     return vocabulary.end_of_text if stop is None else stop
 

@@ -30,29 +30,29 @@ from training.job_spec import JobSpec
 from training.model_store import JobModelStore
 from training.replicated.tensor_layout import Float32Array
 
-ReadTokenizer = Callable[[bytes], bytes]  # digest -> tokenizer
+ReadTokenizer = Callable[[bytes], bytes]  # digest of a tokenizer -> its bytes
 
 
 @dataclass(frozen=True)
 class ExportableModel:
-    """A model and its provenance."""
+    """A model with its parameters, tokenizer and provenance."""
 
     network: str
     chain_id: str
     job: bytes
     spec: JobSpec
-    round: int  # rounds applied
+    round: int  # number of applied rounds, also of those that were undone later
     root: bytes
     parameters: Float32Array
     tokenizer: bytes | None
-    source_text: str  # origin of the model, for the card
-    data_origin: str = ""  # origin of the data, in words
-    accepted: int | None = None  # proposals; None: unknown
+    source_text: str  # origin of the model in words, for the model card
+    data_origin: str = ""  # origin of the training data in words, for the model card
+    accepted: int | None = None  # number of accepted proposals, or None if unknown
     rejected: int | None = None
-    absent: int | None = None  # updates that were missing or late
+    absent: int | None = None  # number of updates that were missing or late
     figures: Mapping[str, float] = field(default_factory=dict)
-    rounds_in_model: int | None = None  # rounds in the model, without undone ones; None: unknown
-    newer_round: int = 0  # rounds applied to the newest model, if audits may still undo it; else 0
+    rounds_in_model: int | None = None  # rounds in the model without undone ones, or None if unknown
+    newer_round: int = 0  # `round` of the job's newest model if audits may still undo that model, otherwise 0
 
 
 def model_from_state(
@@ -132,8 +132,11 @@ def model_from_data_directory(folder: Path, text: str) -> ExportableModel:
 
 
 def model_from_export(folder: Path, text: str) -> ExportableModel:
-    """Return a model from an export, without a check of the export, which `peer audit` makes. Raises `UserError`."""
-    register_features()  # specifications name objectives of features
+    """Return a model from an export.
+
+    The export is not checked (`peer audit` checks it). Raises `UserError` if the model is missing.
+    """
+    register_features()  # specifications of jobs name objectives of features
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         rounds = {bytes.fromhex(job): int(model["round"]) for job, model in manifest["models"].items()}
@@ -169,7 +172,7 @@ def _exported_tokenizer(folder: Path, digest: bytes) -> bytes:
 
 
 def _asked(text: str, names: set[str]) -> tuple[str, int | None]:
-    """Return the job and the round of `JOB@ROUND`, or the whole text if a job has this name."""
+    """Return the two parts of `JOB@ROUND`, or the whole text as job if a job has this text as its name."""
     job, at, number = text.rpartition("@")
     if text in names or not at:
         return text, None

@@ -1,4 +1,7 @@
-"""The file that proves one row of a table. A peer writes it, and anybody can check it without a peer or a network."""
+"""The file that proves one row of a ledger's table.
+
+A peer writes the file, and anybody can check it without a peer or a network.
+"""
 
 from __future__ import annotations
 
@@ -57,32 +60,33 @@ def _write(path: Path, data: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RowVerdict:
-    """The facts that a file proves, for people and programs. Bytes are in hex."""
+    """The facts that a proof file proves, for people and programs. Bytes are in hex."""
 
     network: str
     chain_id: str
-    trust: str  # origin of the trusted chain id, in words
-    height: int  # the row is in the state after this height
+    trust: str  # source of the trusted chain id, in words
+    height: int  # height of the block after which the state contains the row
     state_root: str
-    certified_by: int  # height of the block that names this root
-    certified_ms: int  # time in that block
+    certified_by: int  # height of the block that contains this state root
+    certified_ms: int  # time of that block in ms
     signatures: int
     voters: int
-    links: int  # changes of the voter set between the genesis and that block
+    links: int  # number of changes of the voter set that lead from the genesis to that block
     table: str
-    is_table: bool  # False: this program does not know the module, so only the file claims that the field is a table
+    is_table: bool  # False if this program does not know the module: only the file then claims that the field is a table
     rows: int
     key: str
     has_row: bool
-    value: str  # empty without a row
-    record: Any  # the value as fields of its type; None without a row or if this program does not know the type
+    value: str  # value of the row; empty if the table has no such row
+    record: Any  # fields of the value, or None without a row or if this program does not know the type of the value
 
 
 def verify_row_proof(path: Path, trusted: str, genesis: Path | None, unknown_module: bool = False) -> RowVerdict:
-    """Check a file and return its facts. Raises `UserError` with the reason if the proof is invalid.
+    """Check a proof file and return its facts. Raises `UserError` with the reason if the proof is invalid.
 
-    `trusted` is the known chain id in hex, and `genesis` is a file with the known genesis. Both are optional. With
-    `unknown_module` the caller trusts the file's claim that a field is a table, if this program does not know the module.
+    `trusted` is the known chain id in hex, and `genesis` is a file with the known genesis. These two are optional.
+    `unknown_module` allows a module that this program does not know: the caller then trusts the file's claim that the field is a
+    table.
     """
     data = _read(path, PROOF_FILE_BYTES_MAX)
     chain_id, trust = _chain_of(data, str(path)), ""

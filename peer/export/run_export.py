@@ -46,9 +46,9 @@ from training.replicated.replicated_model import ReplicatedModel
 Models = dict[str, dict[str, str | int]]
 
 EXPORT_FORMAT = 5
-EXPORT_FORMAT_MIN = 5  # all formats since release 0.3.0 are readable; tests/releases keeps one export of each release
+EXPORT_FORMAT_MIN = 5  # oldest readable format, that of release 0.3.0: tests/releases has one export of each release
 FOUNDERS_NAMED_MAX = 4  # founders named in an error message
-COPIED_BYTES = 1 << 20  # bytes copied at once
+COPIED_BYTES = 1 << 20  # bytes in one read of a copy
 MANIFEST = "manifest.json"
 GENESIS = "genesis.msgpack"
 BLOCKS, PAYLOADS, SETS, TOKENIZERS = "blocks", "payloads", "sets", "tokenizers"
@@ -56,13 +56,16 @@ BLOCKS, PAYLOADS, SETS, TOKENIZERS = "blocks", "payloads", "sets", "tokenizers"
 
 @dataclass(frozen=True, slots=True)
 class ExportSummary:
-    """The head of the manifest. The certified state is the last one whose root a decided block contains."""
+    """The head of the manifest.
+
+    It describes the last certified state, which is the last one whose root a decided block contains.
+    """
 
     network: str
     chain_id: str
     blocks: int
     state_root: str
-    models: Models  # job -> {"round": rounds applied, "root": model root}
+    models: Models  # job id -> {"round": applied rounds, "root": model root}
 
 
 def block_path(height: int) -> str:
@@ -91,7 +94,10 @@ def require_new_folder(folder: Path) -> None:
 
 
 def state_to_export(store: LedgerStore, host: JobModelStore, genesis: Genesis, folder: Path) -> LedgerState:
-    """Return the state after the last applied block. Raises `UserError` if `folder` is not empty or blocks are missing."""
+    """Return the state after the last applied block.
+
+    Raises `UserError` if the folder for the export is not empty or blocks are missing.
+    """
     require_new_folder(folder)
     state = _newest_state(store, host, genesis)
     if store.get_decision(FIRST_HEIGHT) is None:
@@ -108,14 +114,14 @@ def _newest_state(store: LedgerStore, host: JobModelStore, genesis: Genesis) -> 
 
 
 def export_run(store: LedgerStore, blobs: DiskBlobStore, host: JobModelStore, genesis: Genesis, folder: Path) -> RunExportView:
-    """Write everything up to the last applied block into a new folder.
+    """Write the run up to the last applied block into a new folder.
 
     Raises `UserError` if blocks or updates are missing, or the folder cannot be written.
     """
     state, existed = state_to_export(store, host, genesis, folder), folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / BLOCKS).mkdir()  # fails if another export writes here
+        (folder / BLOCKS).mkdir()  # fails if another export writes into this folder
         try:
             state, models = _newest_models(store, host, genesis, state, folder)
             return _write(store, blobs, genesis, state, models, folder)
@@ -127,7 +133,7 @@ def export_run(store: LedgerStore, blobs: DiskBlobStore, host: JobModelStore, ge
 
 
 def _clear(folder: Path, existed: bool) -> None:
-    """Remove all files of a failed export, so that none of them is taken for an export."""
+    """Remove all files of a failed export, so that nobody takes the folder for a complete export."""
     for name in (BLOCKS, PAYLOADS, SETS, TOKENIZERS):
         shutil.rmtree(folder / name, ignore_errors=True)
     with contextlib.suppress(OSError):
@@ -154,9 +160,9 @@ def _who_holds_all(state: LedgerState) -> str:
 def _newest_models(
     store: LedgerStore, host: JobModelStore, genesis: Genesis, state: LedgerState, folder: Path
 ) -> tuple[LedgerState, Models]:
-    """Write the models of the state and return both. The running peer may delete models of old rounds meanwhile.
+    """Write the models of the state, and return (state, models).
 
-    In this case the newer state is exported.
+    The running peer may delete models of old rounds meanwhile. The result is then a newer state with its models.
     """
     while True:
         closings = (
@@ -197,7 +203,7 @@ def _write(
         for digest in (*accepted_payloads(body), *initial_model_digests(body)):
             size = blobs.size(digest)
             if size is None and digest in initial_model_digests(body) and digest not in begun:
-                continue  # its job never began, or the ledger has dropped it
+                continue  # the job of this initial model never began, or the ledger has dropped the job
             if size is None:
                 text = f"this peer lacks an update that block {height} accepts, as after a snapshot"
                 raise UserError(f"{text}: {_who_holds_all(state)}")
@@ -235,7 +241,7 @@ def _write_sets(blobs: DiskBlobStore, state: LedgerState, folder: Path) -> None:
 
 
 def _write_tokenizers(blobs: DiskBlobStore, state: LedgerState, folder: Path) -> None:
-    """Write the tokenizers that this peer has. Without them a model's tokens cannot be turned into text."""
+    """Write the tokenizers that this peer has. Without its tokenizer, a model's tokens cannot be turned into text."""
     for job in state.jobs.jobs.values():
         digest = JobSpec.decode(job.spec).tokenizer
         if digest is not None and blobs.size(digest) is not None:
@@ -251,7 +257,10 @@ def accepted_payloads(body: bytes) -> dict[bytes, int]:
 
 
 def initial_model_digests(body: bytes) -> dict[bytes, int]:
-    """Return digests and lengths of the initial models of jobs in a block's transactions. Such a job may never begin."""
+    """Return digests and lengths of the initial models of jobs that a block's transactions create.
+
+    Some of these jobs may never begin.
+    """
     transactions = [codec.decode_message(signed.body, (Transaction,)) for signed in decode_body(body).transactions]
     started = [codec.decode(StartJob, said.content) for said in transactions if said.kind == "job/start"]
     specs = [JobSpec.decode(start.spec) for start in started]
@@ -275,19 +284,21 @@ def missing_payloads(store: LedgerStore, blobs: DiskBlobStore) -> dict[bytes, in
 def certified_rounds(state: LedgerState, closed_by_last: set[bytes]) -> dict[bytes, int]:
     """Return the number of applied rounds of each job's model under the last certified root.
 
-    The last block's own effect is usually not certified yet. `closed_by_last` names the jobs whose rounds it closed.
+    The effect of the last block is usually not certified yet, so the rounds that it closed do not count. `closed_by_last` names
+    the jobs of these rounds.
     """
     is_certified = _certified(state) == state.state_root
     rounds = {job: item.round - (job in closed_by_last) for job, item in state.jobs.jobs.items()}
     for job, item in state.jobs.jobs.items() if not is_certified else ():
         if item.undone_rounds and item.undone_rounds[-1].height == state.height:
             rounds[job] = item.undone_rounds[-1].last
-    started = {job: item.started_height for job, item in state.jobs.jobs.items()}  # the last block's are not certified
+    # Jobs that the last block started are not certified.
+    started = {job: item.started_height for job, item in state.jobs.jobs.items()}
     return {job: number for job, number in sorted(rounds.items()) if is_certified or started[job] != state.height}
 
 
 def write_models(folder: Path, host: JobModelStore, state: LedgerState, rounds: dict[bytes, int]) -> Models:
-    """Write a safetensors file for each model that workers train, and return the rounds and model roots."""
+    """Write a safetensors file for each model that workers train, and return the models' rounds and roots."""
     models: Models = {}
     for job, number in rounds.items():
         spec = JobSpec.decode(state.jobs.jobs[job].spec)

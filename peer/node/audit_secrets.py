@@ -1,7 +1,7 @@
 """The secrets of a peer in sampled audits: the nonces of its ballots, and the losses of its proposals and reports.
 
-A ballot commits to a nonce, which the peer's next decided ballot reveals. A trainer hides its loss until the reports are in,
-and an auditor hides its loss until the trainer opens (`ledger.audits.loss_commitments`).
+A ballot commits to a nonce, and the peer's next decided ballot reveals this nonce. A trainer hides its loss until the auditors
+have reported, and an auditor hides its loss until the trainer opens its own (`ledger.audits.loss_commitments`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from protocol.identity import Signer, derive_secret
 from protocol.limits import AUDIT_NONCE_BYTES
 from protocol.messages import Ballot, Proposal
 
-NONCE_DOMAIN: Final = "audit-nonce"  # domains differ from the tags of all messages
+# Domain of nonces in the derivation of secrets: domains must differ from the tags of all messages.
+NONCE_DOMAIN: Final = "audit-nonce"
 OPENING_DOMAIN: Final = "audit-opening"
 SEALED_LOSS_DOMAIN: Final = "audit-loss"
 
@@ -26,7 +27,8 @@ SEALED_LOSS_DOMAIN: Final = "audit-loss"
 class AuditSecrets:
     """Secrets of audits, derived from the peer's key, the chain, the job and the round.
 
-    A restart derives nonces again. The caller stores openings, whose secrets are lost with the key.
+    A restarted peer derives the same nonces. The caller stores openings, because a peer with a new key cannot derive their
+    secrets.
     """
 
     def __init__(self, signer: Signer, chain_id: bytes) -> None:
@@ -60,14 +62,14 @@ class AuditSecrets:
         return replace(proposal, loss=commit_loss(job, number, opening.trainer, opening.secret, opening.loss))
 
     def make_opening(self, job: bytes, number: int, loss: int) -> LossOpening:
-        """Return the opening for our proposal of that round. `loss` is that of its last local step, in millionths.
+        """Return the opening for our proposal of a round. `loss` is the loss of the proposal's last local step, in millionths.
 
         The peer stores the opening, because it cannot derive the secret after a change of its key.
         """
         return LossOpening(job, number, self._signer.public, self._secret(OPENING_DOMAIN, job, number), loss)
 
     def seal_loss(self, due: AuditDuty, loss: int) -> SealedLoss | None:
-        """Return the sealed loss of a report, or None if the proposal commits to no loss."""
+        """Return the sealed loss for our report on a proposal, or None if the proposal commits to no loss."""
         if due.proposal.loss is None:
             return None
         own = self._secret(SEALED_LOSS_DOMAIN, due.job, due.round, due.trainer)

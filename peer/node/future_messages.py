@@ -1,11 +1,10 @@
-"""A buffer for messages of rounds that this peer has not opened yet, or that do not include their signers yet.
+"""A buffer for messages of rounds that this peer has not opened yet, or that do not include the signer yet. The senders are some
+blocks ahead. Each voter has its own part of the buffer, so that a flood of one voter displaces no message of a quorum. All other
+members together have one part. Our own messages from before a restart have the largest part, because a peer that signs a
+different message for the same purpose is expelled.
 
-Such messages come from peers that are some blocks ahead. Each voter has its own share of the buffer, so that a flood of one voter
-displaces no message of a quorum. The other members have one share together. Our own messages from before a restart have the
-largest share, because a peer that signs a different message for the same purpose is expelled.
-
-Messages are kept encoded, since a decoded ballot takes four times the memory. The shares of 200 voters are 63 MiB, of which 66
-faulty voters can fill 21 MiB. All other members have 8 MiB.
+Messages are kept encoded, since a decoded ballot takes four times the memory. The parts of 200 voters are 63 MiB, of which 66
+faulty voters can fill 21 MiB. All other members together have 8 MiB.
 """
 
 from __future__ import annotations
@@ -20,25 +19,27 @@ from protocol import codec
 from protocol.identity import Signed
 from protocol.messages import Ballot, CutOff, Proposal, Vouch
 
-OWN_MAX = 1_024  # generous, since only the holder of our key can sign these
-# A voter sends a proposal, a ballot, a cut-off and eight vouches (for 66 proposals) in the next round of each running job.
+OWN_MAX = 1_024  # messages of our own: many, since only the holder of our key can sign them
+# Messages of one voter: in the next round of each running job, it sends a proposal, a ballot, a cut-off and eight vouches (for 66
+# proposals).
 PER_VOTER_MAX = 96
-PER_MEMBER_MAX = 4  # a member that does not vote sends only its proposals for the next rounds
-VOTER_BYTES_MAX = 320 << 10  # the largest proposal, ballot, vouch and cut-off take 37 kB together, for each of RUNNING_MAX jobs
-MEMBER_BYTES_MAX = 8 << 10  # PER_MEMBER_MAX of the largest proposals
-OTHERS_MAX = 1_024  # messages of all non-voters: room for the proposals of some rounds of TRAINERS_MAX
-HEIGHTS_MAX = 64  # age in blocks at which a message is dropped; GetRound fetches it again if it counts later
+PER_MEMBER_MAX = 4  # messages of one member without a vote, which sends only its proposals for the next rounds
+# Bytes of one voter's messages: 37 kB for the largest proposal, ballot, vouch and cut-off, in each of RUNNING_MAX jobs.
+VOTER_BYTES_MAX = 320 << 10
+MEMBER_BYTES_MAX = 8 << 10  # bytes of one member without a vote: PER_MEMBER_MAX of the largest proposals
+OTHERS_MAX = 1_024  # messages of all non-voters together: room for proposals of TRAINERS_MAX trainers in some rounds
+HEIGHTS_MAX = 64  # age in blocks at which a message is dropped; a GetRound request fetches it again if it counts later
 
 RoundMessage = Proposal | Ballot | Vouch | CutOff
 ROUND_MESSAGES = (Proposal, Ballot, Vouch, CutOff)
-RoundKey = tuple[bytes, int]  # job, round
+RoundKey = tuple[bytes, int]  # (job id, number of the round)
 
 
 @dataclass(frozen=True, slots=True)
 class BufferedMessage:
     signed: Signed
     key: RoundKey
-    height: int  # the applied height when the message came
+    height: int  # this peer's applied height when the message arrived
 
     def decode(self) -> RoundMessage:
         message: RoundMessage = codec.decode_message(self.signed.body, ROUND_MESSAGES)  # type: ignore[assignment]
@@ -51,13 +52,13 @@ class FutureRoundMessages:
         self._height = 0
         self._members: MembersState | None = None
         self._voters: frozenset[bytes] = frozenset()
-        self._kept: dict[bytes, list[BufferedMessage]] = {}  # by signer, without duplicates
+        self._kept: dict[bytes, list[BufferedMessage]] = {}  # signer -> its messages, without duplicates
 
     def __len__(self) -> int:
         return sum(map(len, self._kept.values()))
 
     def drop_old_messages(self, state: LedgerState) -> None:
-        """Drop old messages, and messages of rounds that can no longer open."""
+        """Drop messages of other peers older than `HEIGHTS_MAX` blocks, and all messages of rounds that can no longer open."""
         self._height, self._members = state.height, state.members
         self._voters = frozenset({*state.members.round_voters, *filter(state.members.is_current_key, state.members.upcoming)})
         jobs, oldest = state.jobs.jobs, self._height - HEIGHTS_MAX
@@ -68,14 +69,17 @@ class FutureRoundMessages:
         self._kept = {signer: of_signer for signer, of_signer in left.items() if of_signer}
 
     def add_message(self, signed: Signed, message: RoundMessage) -> None:
-        """Keep a message if its signer's share has room. The caller has verified the signature."""
+        """Store a message if the signer's part of the buffer has room for it. The caller has verified the signature."""
         known = self._kept.get(signed.signer, [])
         size = sum(len(kept.signed.body) for kept in known) + len(signed.body)
         if self._has_room(signed.signer, len(known), size) and all(kept.signed.body != signed.body for kept in known):
             self._kept.setdefault(signed.signer, []).append(BufferedMessage(signed, (message.job, message.round), self._height))
 
     def _has_room(self, signer: bytes, count: int, size: int) -> bool:
-        """Return whether the signer's share has room. It holds `count` messages, and `size` bytes with the next one."""
+        """Return whether the signer's part of the buffer has room for one more message.
+
+        The part has `count` messages, and with the new one `size` bytes.
+        """
         if signer == self._me:
             return count < OWN_MAX
         if signer in self._voters:
@@ -89,7 +93,7 @@ class FutureRoundMessages:
         return tuple(kept.signed for kept in self._kept.get(signer, ()))
 
     def pop_round(self, key: RoundKey) -> list[BufferedMessage]:
-        """Remove and return the messages of a round that opens, those of each signer in the order of arrival."""
+        """Remove and return the messages of a round that opens. The messages of each signer are in the order of arrival."""
         taken = [kept for of_signer in self._kept.values() for kept in of_signer if kept.key == key]
         self._filter(lambda kept: kept.key != key)
         return taken

@@ -1,7 +1,7 @@
-"""One peer without its disk, network, clock and threads: all decisions between its inputs and its outputs.
+"""The node: all decisions of one peer, without its disk, network, clock and threads.
 
-The daemon's driver and the simulator run the same `Node`. It does no I/O, and time is an argument. It returns `StepEffects`, with
-the records to store and the messages to send.
+The daemon's driver and the simulator run the same `Node`. It does no I/O, and time is an argument. Each step returns
+`StepEffects`, with the records to store and the messages to send.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ from protocol.messages import (
 )
 from transport.network import DataReceived, DuplicateIdentity, PeerConnected, PeerDisconnected
 
-# Links that get one request for the messages of a round. Each request goes to the next ones, so that 100 links take 40 seconds.
+# Links that get one request for the messages of a round. Each request goes to the next links, so that 100 links take 40 seconds.
 ROUND_REQUEST_LINKS = 8
-ROUND_ANSWER_SECONDS = 1.0  # between two answers to GetRound requests of one peer
+ROUND_ANSWER_SECONDS = 1.0  # least time between two answers to GetRound requests of one peer
 
-# A new link gets the mempool page by page, so that votes do not queue behind a whole pool. A transaction that no page contains is
-# not lost, because the voters that hold it put it into their own blocks and inclusion lists.
-POOL_PAGE_MAX = 256  # transactions: a quarter of a block
-POOL_PAGE_BYTES = 1 << 20  # a sixteenth of the queue of one link; the largest transaction is a quarter of a page
-POOL_PAGE_SECONDS = 1.0  # least time between two pages, which are sent when a block is applied
+# A new link gets the mempool page by page, so that votes do not wait behind a whole mempool. A transaction that no page contains
+# is not lost, because the voters that have it put it into their own blocks and inclusion lists.
+POOL_PAGE_MAX = 256  # transactions of one page: a quarter of a block
+POOL_PAGE_BYTES = 1 << 20  # bytes of one page: a sixteenth of a link's queue, and four times the largest transaction
+POOL_PAGE_SECONDS = 1.0  # least time between two pages for one link; pages are sent when a block is applied
 
-# When a view has failed, its voters send the next leader the transactions that they wait for, since it may have dropped them
-# (`Mempool`). One valid transaction is enough for a block, so the largest must fit. A voter gets at most one page from each other
-# voter in a view.
-AWAITED_MAX = INCLUSION_LIST_MAX  # transactions, as in an inclusion list
+# When a view has failed, the voters send the next leader the transactions that they wait for, since its `Mempool` may have
+# dropped them. One valid transaction is enough for a block, so a page must have room for the largest. A leader gets at most one
+# such page from each other voter.
+AWAITED_MAX = INCLUSION_LIST_MAX  # transactions of such a page, as in an inclusion list
 AWAITED_BYTES = TRANSACTION_BYTES_MAX + SIGNED_BYTES
 
-# We send our own transactions again with every block, and after this time if no block comes. A peer that had not applied an
-# earlier block, such as the one that admits a new member, could not keep them the first time.
+# We send our own transactions again with every block, and after this time if no block comes. Other peers drop a transaction if
+# they have not yet applied an earlier block that it needs, such as the one that admits its author.
 OWN_REPEAT_SECONDS = 1.0
 
 GOSSIPED_TYPES: tuple[type[Any], ...] = (*ROUND_MESSAGES, Transaction, InclusionList)
@@ -70,7 +70,7 @@ UNDERSTOOD: tuple[type[Any], ...] = (*AGREEMENT_MESSAGES, *GOSSIP_MESSAGES)
 
 @dataclass(frozen=True, slots=True)
 class AppliedBlock:
-    """The driver has applied the next decided block, and `state` is durable."""
+    """Input of the node: the driver has applied the next decided block, and `state` is durable."""
 
     decided: DecidedBlock
     transition: StateTransition
@@ -88,9 +88,9 @@ class StepAction:
 class _MempoolCursor:
     """The part of the mempool that a new link has not received yet."""
 
-    start: int  # number of a transaction in the pool
+    start: int  # number in the mempool of the next transaction to send
     end: int
-    told: float  # time of the last page
+    told: float  # time at which the last page was sent
 
 
 NodeInput = PeerConnected | PeerDisconnected | DuplicateIdentity | DataReceived | AppliedBlock | StepAction
@@ -106,14 +106,14 @@ class RoundOpened:
 
     key: RoundKey
     job: Job
-    has_proposed: bool  # True if this peer proposed before a restart
-    renewed: bool  # the round was open already, with other voters
+    has_proposed: bool  # True if this peer has proposed in the round before a restart
+    renewed: bool  # True if the round was open already, with other voters
 
 
 @dataclass(frozen=True, slots=True)
 class RoundEnded:
     key: RoundKey
-    opened_at: float  # local time
+    opened_at: float  # time of this peer's clock in seconds
     has_proposed: bool
 
 
@@ -158,28 +158,28 @@ class Node:
         self.rounds = OpenRounds(signer, self.chain_id, ledger.rounds, measured)
         ledger.future_messages_of = self.rounds.early.signed_by
         self.replica = Replica(signer, self.chain_id, verifier, ledger, _applied_event(ledger.state), restart, anchor_height)
-        # round messages that began to count in the last step, as (signer, message)
+        # messages of rounds that began to count in the last step, as (signer, message)
         self.counted_messages: tuple[tuple[bytes, RoundMessage], ...] = ()
-        # our transactions that left the mempool undecided in the last step, with reasons
+        # our transactions that left the mempool undecided in the last step, as (transaction, reason)
         self.dropped_transactions: tuple[tuple[Signed, str], ...] = ()
-        self.refusal_counts: dict[str, int] = {}  # refused messages, by reason
-        # processor seconds for each message of the last step, by sender
+        self.refusal_counts: dict[str, int] = {}  # reason -> number of messages refused for it
+        # sender -> processor seconds for each of its messages in the last step
         self.processor_seconds: dict[bytes, list[float]] = {}
         self._processor = processor
         self._signer = signer
         self._spoken, self._accepted = spoken, accepted
-        self._links: dict[bytes, float] = {}  # time of the last message on each link
-        self._strangers: dict[bytes, None] = {}  # linked non-members, which get only answers to their requests
+        self._links: dict[bytes, float] = {}  # linked peer -> time of its last message
+        self._strangers: dict[bytes, None] = {}  # linked peers that are no members: they get only answers to their requests
         self._recall = NonVoterRollbackCheck()
         self._untold: dict[bytes, _MempoolCursor] = {}
         self._answered: dict[bytes, float] = {}
         self._asked_last = self.me
         self._now = 0.0
         self._turns: list[StepEffects] = []
-        self._deadline: float | None = None  # deadline of the replica
-        self._repeat_at: float | None = None  # set while transactions of this peer wait
-        self._lingers_until: float | None = None  # set while transactions wait for further ones
-        self._resumes_at: float | None = None  # set while closings of rounds are deferred
+        self._deadline: float | None = None  # next deadline of the replica
+        self._repeat_at: float | None = None  # time to send this peer's undecided transactions again
+        self._lingers_until: float | None = None  # time until which transactions wait for further ones that share their block
+        self._resumes_at: float | None = None  # time at which deferred closings of rounds are tried again
         self._changes: list[RoundChange] = []
         self._has_started = False
         for evidence in restart.evidence:
@@ -190,7 +190,7 @@ class Node:
         return self.ledger.state
 
     def is_stranger(self, peer: bytes) -> bool:
-        """Return whether this peer is a member and `peer` is not. For a guest, no peer is a stranger."""
+        """Return whether `peer` is no member, if this peer is one. A peer that is no member itself has no strangers."""
         members = self.state.members
         return members.is_current_key(self.me) and not members.is_current_key(peer)
 
@@ -198,8 +198,8 @@ class Node:
     def may_sign_round_messages(self) -> bool:
         """True once this peer knows all its earlier signatures, so that it cannot contradict them after a disk rollback.
 
-        Other peers remember the messages of a round until it closes. So this peer signs nothing while a decided block, which may
-        close its open rounds, is not yet applied.
+        Other peers can return our messages of a round until they close the round. So this peer signs nothing while a decided
+        block is not applied here: the block may close the round.
         """
         is_applied = self.state.height + 1 >= self.replica.height
         if not is_applied or not self.replica.may_sign_round_messages:
@@ -221,11 +221,11 @@ class Node:
         return _voter_set(self.state.members.voters)
 
     def take_round_changes(self) -> tuple[RoundChange, ...]:
-        """Return the rounds that opened or closed since the last call, in order."""
+        """Return the rounds that opened or ended since the last call, in the order of these events."""
         changes, self._changes = tuple(self._changes), []
         return changes
 
-    # One turn --------------------------------------------------------------------------------------------------------
+    # One step --------------------------------------------------------------------------------------------------------
 
     def step(self, items: Sequence[NodeInput], now: float) -> StepEffects:
         """Handle `items` and return their merged effects, which need one fsync before the sends. `now` is as for `Replica`."""
@@ -248,7 +248,7 @@ class Node:
         accused = len(self.ledger.pending_evidence)
         self._conclude()
         if len(self.ledger.pending_evidence) > accused:
-            self._conclude()  # a buffered message of the next height was evidence
+            self._conclude()  # a message that was buffered for the next height may have been evidence
         own = (self._deadline, self._repeat_at, self._lingers_until, self._resumes_at)
         times = (*own, self.rounds.deadline(self._now), self._recall.deadline(self._now))
         return merge_effects(self._turns, min([time for time in times if time is not None], default=None))
@@ -267,7 +267,7 @@ class Node:
         self.replica.handle_input(event, self._now)
 
     def _conclude(self) -> None:
-        """Let the replica act on all inputs of this step together."""
+        """Let the replica act once on all inputs of this step so far."""
         self._handle_event(inputs.WorkChangedInput())
         height, view = self.replica.height, self.replica.view
         turn = self.replica.finish_step(self._now)
@@ -286,7 +286,7 @@ class Node:
     def _tell_leader(self) -> None:
         """Send the leader the transactions that we wait for in this view.
 
-        Without them the view could fail: one waiting voter and f faulty ones are enough to end it.
+        Otherwise the view could fail: one voter that waits for a transaction and f faulty voters are enough to end it.
         """
         leader = self.replica.leader
         if (
@@ -355,10 +355,11 @@ class Node:
         self.dropped_transactions += tuple(entry for entry in pruned if entry[0].signer == self.me)
         if any(failure.module == JobsModule.name for failure in item.transition.failures):
             self.ledger.defer_rounds(decode_body(item.decided.decode().body).round_certificates, self._now)
-        self._follow_rounds()  # this precedes the replica's request for a block: a closed round must not be closed again
+        self._follow_rounds()  # before the replica may request a block: that block must not close a closed round again
         self._handle_event(_applied_event(item.state))
         self._send(None, *self._accusations())
-        if self._repeat_at is not None and item.state.height + 1 == self.replica.height:  # not while it catches up
+        # No peer that is behind sends its transactions again.
+        if self._repeat_at is not None and item.state.height + 1 == self.replica.height:
             self._repeat_at = self._now
         notice = self.ledger.make_inclusion_list(self.me)
         if notice is not None and self.may_sign_round_messages:
@@ -374,7 +375,7 @@ class Node:
     def _begin_mempool_sync(self, peer: bytes) -> None:
         """Send a new link our own messages, then the first page of the mempool.
 
-        We are responsible for our own messages, so they come first, even if other peers have sent them.
+        Our own messages come first, even if other peers have sent them to this link: only their author is responsible for them.
         """
         self._send((peer,), *map(GossipEnvelope, self.rounds.own_messages()), *self._accusations())
         pool = self.ledger.mempool
@@ -417,8 +418,8 @@ class Node:
             case RememberedStatements():
                 is_read = self.replica.accepts_answers_of(peer)
                 self._handle_event(inputs.MessageInput(peer, message))
-                self._conclude()  # our forgotten statements must be known before we sign a message of a round
-                if is_read:  # after a failure, this voter is asked again
+                self._conclude()  # the statements that this peer has forgotten must be known before it signs a message of a round
+                if is_read:  # an answer that could not be read does not count: the voter is asked again
                     self._recall.add_answer(peer, message.height)
             case _:
                 self._handle_event(inputs.MessageInput(peer, message))
@@ -426,9 +427,9 @@ class Node:
     def _handle_relayed(self, signed: Signed) -> None:
         held = self.ledger.mempool.get_transaction(transaction_digest(signed))
         if held is not None and held.signed == signed:
-            return  # verified when it first came; its author repeats it every second, and each new link sends it
+            return  # the mempool has it, so it was verified: authors repeat their transactions, and so does each new link
         if signed.signer not in self.state.members.members and not _asks_for_admission(signed):
-            # This comes before the check of the signature, because strangers can sign any number of messages.
+            # Refused before the signature is verified, because strangers can send any number of signed messages.
             self._count_refused(RemoteProtocolError("not-a-member", f"a message of {short_id(signed.signer)}"))
             return
         message: Any = self.rules.open_message(signed, GOSSIPED_TYPES)
@@ -450,9 +451,10 @@ class Node:
             self._emit(outcome)
 
     def _handle_transaction(self, signed: Signed, transaction: Transaction) -> bool:
-        """Return whether the transaction is new and was kept. The caller then relays it once, as its author may know few peers.
+        """Return whether the transaction is new and the mempool has added it.
 
-        Raises `RemoteProtocolError` if an embedded statement has a false signature, since its sender should have verified it.
+        The caller then relays it once, since its author may know few peers. Raises `RemoteProtocolError` if an embedded statement
+        has a false signature: the sender should have verified the statement.
         """
         member = self.state.members.members.get(signed.signer)
         if member is not None and transaction.nonce <= member.nonce:
@@ -461,7 +463,8 @@ class Node:
         try:
             self.rules.apply_transaction(self.state, signed)
         except Refused as refusal:
-            # A member's transaction may depend on a block that is not applied here. A stranger sends its one transaction again.
+            # A member's transaction may depend on a block that this peer has not applied. A stranger has only its admission, and
+            # repeats it.
             if member is None or self.ledger.mempool.was_dropped(signed):
                 self._count_refused(RemoteProtocolError("not-a-member" if member is None else "refused-before", str(refusal)))
                 return False
@@ -471,33 +474,37 @@ class Node:
         return self.ledger.mempool.add_transaction(signed, member is not None)
 
     def _accuse(self, evidence: Evidence) -> None:
-        """Keep one piece of evidence for each culprit, and send it now, to each new link and at each height until a block has it.
+        """Store one piece of evidence for each culprit.
 
-        Raises `RemoteProtocolError` if it proves nothing.
+        It is sent now, to each new link, and at each height until a block has it. Raises `RemoteProtocolError` if it proves
+        nothing.
         """
         if self.ledger.add_evidence(evidence):
             self._turns.append(StepEffects(records=(evidence,)))
             self._send(None, EvidenceMessage(evidence.first, evidence.second))
 
     def _accusations(self) -> list[EvidenceMessage]:
-        """Return the evidence that waits for a block, at most as much as one block can carry."""
+        """Return messages with the evidence that waits for a block, at most `EVIDENCE_PER_BLOCK_MAX` pieces."""
         waiting = islice(self.ledger.pending_evidence.values(), EVIDENCE_PER_BLOCK_MAX)
         return [EvidenceMessage(evidence.first, evidence.second) for evidence in waiting]
 
     def _next_asked(self) -> tuple[bytes, ...]:
-        """Return the next few links in the ring of all members. Each peer starts at the place of its key in the ring."""
+        """Return the next links to ask, in the order of their keys after the link that was asked last.
+
+        The first are those after our own key.
+        """
         known = [peer for peer in self._links if not self.is_stranger(peer)]
         asked = tuple(sorted(known, key=lambda peer: (peer <= self._asked_last, peer))[:ROUND_REQUEST_LINKS])
         self._asked_last = asked[-1] if asked else self._asked_last
         return asked
 
     def _count_refused(self, error: RemoteProtocolError) -> None:
-        """Count a refused message. Its sender is not disconnected, since it may have applied other blocks than we have."""
+        """Count a refused message. The sender stays connected, since it may have applied more or fewer blocks than this peer."""
         self.refusal_counts[error.reason] = self.refusal_counts.get(error.reason, 0) + 1
 
 
 def _asks_for_admission(signed: Signed) -> bool:
-    """Return whether this is an admission, the only message of strangers that is relayed.
+    """Return whether a message is an admission, the only message of strangers that peers relay.
 
     Raises `RemoteProtocolError` if the body is not a valid message.
     """
@@ -511,6 +518,6 @@ def _applied_event(state: LedgerState) -> inputs.AppliedInput:
     return inputs.AppliedInput(state.height, state.state_root, sets)
 
 
-@functools.lru_cache(maxsize=8)  # the sets change rarely, and each caches its hash
+@functools.lru_cache(maxsize=8)  # cached, because voter sets change rarely, and each `VoterSet` caches its hash
 def _voter_set(keys: tuple[bytes, ...]) -> VoterSet:
     return VoterSet(keys)

@@ -1,4 +1,8 @@
-"""The open rounds of one peer: it collects their messages and signs its own when they are due. No I/O."""
+"""The open rounds of one peer, without I/O.
+
+The peer collects the messages of rounds, and signs its own when they are due. T1 is the timeout for proposals and T2 the one for
+re-executors' ballots (`rounds.round_state`).
+"""
 
 from __future__ import annotations
 
@@ -23,17 +27,17 @@ from protocol.verdicts import Verdict
 from rounds.round_state import VOUCH_SECONDS_MIN, OpenRoundState, RoundTimeouts
 from rounds.round_terms import RoundTerms, signed_body_digest
 
-VOUCH_SECONDS_START = 10.0  # from the delivery of a proposal to its vouch, until this peer has measured it
-# T2 − T1 as a multiple of the usual time of a vouch. If a vouch is late, other re-executors begin after twice that time, have
-# twice the work, and may be three times as slow.
+VOUCH_SECONDS_START = 10.0  # assumed time from the delivery of a proposal to its vouch, until this peer has measured this time
+# T2 − T1 as a multiple of the usual time of a vouch. If a vouch is late, other re-executors begin after twice the usual time,
+# have twice the work, and may be three times as slow.
 REPLAYS_FACTOR = 8.0
-# The time to check one proposal of a job without re-execution before the ballot, for a large payload on a busy machine.
+# Time to check one proposal in a job without re-execution before the ballot: enough for a large payload on a busy machine.
 CHECK_SECONDS = 1.0
-CHECKS_FACTOR = 3.0  # factor by which other voters may be slower
-TIMINGS_MAX = 16  # stored measurements of each kind
-RETURN_ROUNDS_MAX = 256  # rounds between two waits for one idle trainer, each of which costs all peers T1
+CHECKS_FACTOR = 3.0  # factor by which other voters may be slower than `CHECK_SECONDS`
+TIMINGS_MAX = 16  # last rounds of a job whose measured times are stored
+RETURN_ROUNDS_MAX = 256  # most rounds between two waits for one idle trainer: each wait costs all peers the time T1
 NO_LINKS: Mapping[bytes, float] = MappingProxyType({})
-# Interval of requests for the messages of a round that cannot be closed.
+# Seconds between requests for the messages of a round that cannot be closed.
 ROUND_REQUEST_SECONDS = 3.0
 
 
@@ -44,28 +48,29 @@ class RoundEffects:
     records: list[OwnRoundStatement] = field(default_factory=list)
     sends: list[Signed] = field(default_factory=list)
     evidence: list[Evidence] = field(default_factory=list)
-    # (signer, message that counts now), for display
+    # messages of rounds that began to count, as (signer, message), for displays
     counted_messages: list[tuple[bytes, RoundMessage]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _ReturningTrainer:
-    """A trainer that is not awaited. Few rounds wait for it, because each wait costs T1 if it stays idle."""
+    """A trainer that the ledger does not await. Few rounds wait for it, because each wait costs T1 if the trainer stays idle."""
 
-    alive: int = 0  # openings of rounds at which it was alive
-    waits: int = 0  # rounds that waited for it
+    alive: int = 0  # number of rounds at whose opening the trainer was alive
+    waits: int = 0  # number of rounds that waited for the trainer
 
 
 @dataclass(slots=True)
 class RoundTimings:
-    """Times that this peer measured in earlier rounds. They stay valid when its state is replaced."""
+    """Times that this peer measured in earlier rounds. They stay valid if a snapshot replaces the peer's state."""
 
-    vouches: dict[bytes, list[float]] = field(default_factory=dict)  # by job: seconds to a vouch in each recent round
-    # by job, for recent rounds: (seconds until a majority of the awaited trainers had proposed, all awaited trainers)
+    # Job -> seconds from a proposal to its vouch in each recent round.
+    vouches: dict[bytes, list[float]] = field(default_factory=dict)
+    # job -> for each recent round: (seconds until a majority of the awaited trainers had proposed, all awaited trainers)
     paces: dict[bytes, list[tuple[float, frozenset[bytes]]]] = field(default_factory=dict)
-    # by job and trainer
+    # job -> trainer -> its state
     returns: dict[bytes, dict[bytes, _ReturningTrainer]] = field(default_factory=dict)
-    begun: dict[bytes, float] = field(default_factory=dict)  # by job: the time when its last round opened here
+    begun: dict[bytes, float] = field(default_factory=dict)  # job -> time at which its last round opened at this peer
 
     def retain_jobs(self, running: Container[bytes]) -> None:
         self.paces = {key: paces for key, paces in self.paces.items() if key in running}
@@ -76,33 +81,40 @@ class RoundTimings:
     def record_round(self, key: bytes, closed: OpenRoundState) -> None:
         if closed.vouching.vouch_seconds:
             self.vouches[key] = [*self.vouches.get(key, []), _robust_time(closed.vouching.vouch_seconds)][-TIMINGS_MAX:]
-        if closed.majority_arrival_seconds:  # zero if the proposals came before the round opened here
+        if closed.majority_arrival_seconds:  # zero if the proposals came before the round opened at this peer
             self.paces[key] = [*self.paces.get(key, []), (closed.majority_arrival_seconds, closed.terms.awaited)][-TIMINGS_MAX:]
 
 
 class OpenRounds:
-    """The open rounds that follow from the applied state. The ledger shares `books` and closes rounds from them."""
+    """The open rounds of running jobs in the applied state.
+
+    The ledger shares the collected messages in `books` and closes rounds with them.
+    """
 
     def __init__(
         self, signer: Signer, chain_id: bytes, books: dict[bytes, OpenRoundState], measured: RoundTimings | None = None
     ) -> None:
         self._signer, self._chain_id = signer, chain_id
         self.books, self.measured = books, measured or RoundTimings()
-        self._finished: Set[bytes] = frozenset()  # jobs whose messages are ignored
-        self._opened: dict[bytes, int] = {}  # by job: the height that assigned its round to the voters
-        self._patience: dict[bytes, int] = {}  # by job: how often its timeouts were doubled
-        self._replaced: dict[bytes, OpenRoundState] = {}  # books of renewed rounds, until these are opened again
+        self._finished: Set[bytes] = frozenset()  # finished jobs, whose messages are ignored
+        self._opened: dict[bytes, int] = {}  # job -> height whose block assigned its open round to the voters
+        self._patience: dict[bytes, int] = {}  # job -> how often its timeouts were doubled
+        self._replaced: dict[bytes, OpenRoundState] = {}  # job -> book of a round that is renewed, until that round opens again
         self.early = FutureRoundMessages(signer.public)
         self._sought: dict[bytes, float] = {}
-        self.is_silent = False  # true while this peer may have forgotten earlier signatures, so it signs nothing
-        self.muted: frozenset[RoundKey] = frozenset()  # open rounds in which this peer signs nothing more
+        self.is_silent = False  # True while this peer signs nothing, because it may have forgotten earlier signatures
+        # Open rounds in which this peer signs nothing more: a restored message of its own may contradict new ones.
+        self.muted: frozenset[RoundKey] = frozenset()
         self._to_publish: dict[RoundKey, Proposal] = {}
         self.secrets = AuditSecrets(signer, chain_id)
 
     # Opening and closing
 
     def apply_state(self, state: LedgerState) -> tuple[list[RoundKey], list[RoundKey]]:
-        """Return (rounds that opened, rounds that ended). A renewed round, which has other voters now, is in both."""
+        """Follow the applied state.
+
+        Return (rounds that opened, rounds that ended). A renewed round has new voters and is in each of the lists.
+        """
         running = {key: job for key, job in state.jobs.jobs.items() if job.phase is JobPhase.RUNNING}
         before = {(key, book.terms.round) for key, book in self.books.items()}
         now = {(key, job.round) for key, job in running.items()}
@@ -131,11 +143,11 @@ class OpenRounds:
         heard: Mapping[bytes, float] = NO_LINKS,
         accepted: Sequence[Signed] = (),
     ) -> RoundEffects:
-        """Open the round and add its known messages.
+        """Open the round of job `key` and add the known messages of this round.
 
-        These are our own from before a restart (`spoken`, by tag), the proposals that our ballot accepts (`accepted`), the
-        messages that came too early, and for a renewed round those of its replaced book. `proposal_seconds` bounds T1. `heard`
-        has the time of the last message on each link, or of its opening if none has come.
+        Known messages are our own from before a restart (`spoken`, by tag), the proposals that our ballot accepts (`accepted`)
+        and messages that came too early. A renewed round has those of its earlier book, too. `proposal_seconds` bounds T1.
+        `heard` has the time of the last message on each link, or the time at which a link without messages was opened.
         """
         terms = job.round_terms(key)
         usual, trainers = self._usual_pace(key, job, terms)
@@ -147,26 +159,28 @@ class OpenRounds:
         me = self._signer.public if self._signer.public in terms.voters else None
         self.books[key], self._opened[key] = OpenRoundState(terms, me, now, timers), job.opened_height
         replaced = self._replaced.pop(key, None)
-        # Different terms mean that the earlier state was wrong.
+        # Different terms mean that the ledger's earlier state here was wrong, so messages of the earlier book do not count.
         if replaced is not None and replaced.terms.signed_fields == terms.signed_fields:
             self.books[key].import_from(replaced)
         effects = RoundEffects(sends=list(spoken.values()))
         self._resume(self.books[key], spoken, now, effects)
         for signed in accepted:
-            with contextlib.suppress(RemoteProtocolError):  # the renewed round may have other trainers
+            # Refused messages are dropped: the renewed round may have other trainers.
+            with contextlib.suppress(RemoteProtocolError):
                 self._add_message(self.books[key], signed, _decoded(signed, Proposal), now, effects)
         for kept in self.early.pop_round((key, job.round)):
             try:
                 self._accept_message(self.books[key], kept.signed, kept.decode(), now, effects)
             except RemoteProtocolError:
-                continue  # the message could not be checked on its arrival
+                # A message that is invalid in this round is dropped: it came before the round opened and could not be checked.
+                continue
         return effects
 
     def _usual_pace(self, key: bytes, job: Job, terms: RoundTerms) -> tuple[float | None, frozenset[bytes]]:
-        """Return (seconds until a majority of the trainers had proposed in earlier rounds, these trainers).
+        """Return (usual seconds until a majority of the awaited trainers had proposed in earlier rounds, these trainers).
 
-        A peer without measurements returns None before the job's first accepted update, and zero after it. Zero means not to
-        wait. The other peers have measured then, and each round would wait for a peer that waits longer than they do.
+        Without measurements, the seconds are None before the job's first accepted update, and zero after it. Zero means not to
+        wait: other peers have measured by then, and each round would wait for a peer that waits longer than they do.
         """
         paces = self.measured.paces.get(key, [])
         if not paces:
@@ -174,11 +188,11 @@ class OpenRounds:
         return _upper_quartile([pace for pace, _ in paces]), frozenset[bytes]().union(*(who for _, who in paces))
 
     def _returning(self, key: bytes, terms: RoundTerms, heard: Mapping[bytes, float]) -> frozenset[bytes]:
-        """Return the returning trainers, for which this round waits although they are not awaited.
+        """Return the returning trainers: this round waits for them although the ledger does not await them.
 
-        Without this wait, a returning trainer must be faster than all awaited ones to be accepted again. It must have been alive
-        at two openings. Each wait doubles the number of rounds to the next. Rounds are chosen by their number, so that all voters
-        wait in the same rounds, and for all idle trainers at once.
+        Without this wait, a returning trainer must be faster than all awaited ones to be accepted again. A returning trainer must
+        have been alive at the openings of two rounds. Each wait for it doubles the number of rounds to the next wait. Rounds are
+        chosen by their number, so that all voters wait in the same rounds, and for all idle trainers at once.
 
         | trainer       | is alive if                                    | because                                           |
         | this peer     | always                                         |                                                   |
@@ -205,22 +219,26 @@ class OpenRounds:
             try:
                 message = _decoded(signed, *ROUND_MESSAGES)
                 if not isinstance(message, Proposal) and signed.signer not in _signers(book.terms, message):
-                    continue  # we no longer vote or re-execute in this round, so we cannot sign a second message
+                    # The message does not count: we have no vote and no re-execution in this round now, so no second message can
+                    # follow.
+                    continue
                 self._add_message(book, signed, message, now, effects)
             except RemoteProtocolError:
-                # We signed it on a wrong state that was replaced since. It remains valid evidence, so we sign nothing else here.
+                # We signed the message on a wrong state, which was replaced since. It remains valid as evidence, so we sign no
+                # other in this round.
                 self.muted |= {(book.terms.job, book.terms.round)}
 
     def _replays(self, terms: RoundTerms, vouch_seconds: float) -> float:
-        """Return T2 − T1 in seconds: the time for re-executions, or for checks if the job has none before the ballot."""
+        """Return T2 − T1 in seconds: time for re-executions, or for checks if the job re-executes nothing before ballots."""
         if not terms.trainers_to_vouch_for:
             return CHECKS_FACTOR * len(terms.trainers) * CHECK_SECONDS * 2 ** self._patience[terms.job]
         return REPLAYS_FACTOR * vouch_seconds * 2 ** self._patience[terms.job]
 
     def _vouch_seconds(self, key: bytes, measured: Sequence[float], proposal_seconds: float) -> float:
-        """Return the usual seconds from the delivery of a proposal to its vouch. `measured` are those of the open round.
+        """Return the usual seconds from the delivery of a proposal to its vouch.
 
-        They are at most `proposal_seconds`, because faulty peers could measure long times with each other.
+        `measured` are the times of the open round. The result is at most `proposal_seconds`, because faulty trainers and
+        re-executors could produce long times together.
         """
         before = self.measured.vouches.get(key)
         if not before and not measured:
@@ -231,9 +249,9 @@ class OpenRounds:
     # Messages in
 
     def receive_message(self, signed: Signed, message: RoundMessage, now: float) -> RoundEffects | None:
-        """Add a message, whose signature the caller has verified. Return None if its round is not open.
+        """Add a message whose signature the caller has verified, and return the effects.
 
-        A message of a later round is buffered.
+        Return None if the message's round is not open. A message of a later round is buffered.
         """
         book = self.books.get(message.job)
         if message.job in self._finished:
@@ -244,7 +262,7 @@ class OpenRounds:
         if message.round < book.terms.round:
             return None
         if signed.signer not in _signers(book.terms, message):
-            self.early.add_message(signed, message)  # the next block may assign the round to its signer
+            self.early.add_message(signed, message)  # the next block may renew the round with this signer
         effects = RoundEffects()
         self._accept_message(book, signed, message, now, effects)
         return effects
@@ -255,14 +273,17 @@ class OpenRounds:
         if signed.signer != self._signer.public:
             self._add_message(book, signed, message, now, effects)
         elif isinstance(message, Vouch) and signed.signer not in book.terms.reexecutors:
-            return  # we signed it before the round was renewed, and no longer vouch here
+            return  # we signed this vouch before the round was renewed, and are no re-executor of the renewed round
         elif all(signed.body != known.body for known in book.statements_signed_by(self._signer.public)):
             self._restore_own_message(book, signed, message, now, effects)
 
     def _restore_own_message(
         self, book: OpenRoundState, signed: Signed, message: RoundMessage, now: float, effects: RoundEffects
     ) -> None:
-        """Add a message of this peer that its disk lacks. It remains valid, and this peer signs nothing more in its round."""
+        """Add a message of this peer that is missing from its disk.
+
+        The message remains valid, and this peer signs no other in the round.
+        """
         self.muted |= {(message.job, message.round)}
         if not book.has_seen_statement(signed.signer, message):
             record = _record(book, signed, message)
@@ -284,11 +305,13 @@ class OpenRounds:
                 pair = book.add_ballot(signed, message, now)
             case Vouch():
                 pair = book.add_vouch(signed, message, now)
-                # A peer that restarted during the round guessed its timeout, and its cut-off may be needed.
+                # A peer that restarted during the round has only guessed T2, and its cut-off may be needed. So measured vouches
+                # change T2.
                 seconds = self._vouch_seconds(book.terms.job, book.vouching.vouch_seconds, book.timers.proposals_max_seconds)
                 book.timers = replace(book.timers, replay_seconds=self._replays(book.terms, seconds), vouch_usual_seconds=seconds)
                 if is_new and pair is None and signed.signer != self._signer.public:
-                    effects.sends.append(signed)  # its author may know few peers, or send it to few deliberately
+                    # Relayed: the vouch's author may know few peers, or send the vouch to a few deliberately.
+                    effects.sends.append(signed)
             case CutOff():
                 first = book.signed_cut_offs.get(signed.signer, signed)
                 book.add_cut_off(signed, message)
@@ -298,10 +321,10 @@ class OpenRounds:
             effects.counted_messages.append((signed.signer, message))
         if pair is not None:
             effects.evidence.append(Evidence(*pair))
-            effects.sends.extend(pair)  # without both proposals, voters would judge different ones
+            effects.sends.extend(pair)  # both are relayed: otherwise some voters would judge one proposal and some the other
 
     def record_verdict(self, key: RoundKey, trainer: bytes, verdict: Verdict, now: float) -> None:
-        """Record the result of the checks that need no re-execution."""
+        """Record the verdict on a trainer's proposal from the checks that need no re-execution."""
         book = self.books.get(key[0])
         if book is not None and book.terms.round == key[1]:
             book.record_verdict(trainer, verdict, now)
@@ -313,7 +336,7 @@ class OpenRounds:
             book.vouching.started.add(trainer)
 
     def record_replay_verdict(self, key: RoundKey, trainer: bytes, verdict: Verdict, now: float) -> None:
-        """Record the result of our own re-execution."""
+        """Record the verdict on a trainer's proposal from our own re-execution."""
         book = self.books.get(key[0])
         if book is not None and book.terms.round == key[1]:
             book.record_replay_verdict(trainer, verdict, now)
@@ -321,7 +344,7 @@ class OpenRounds:
     # Messages out
 
     def publish_proposal(self, proposal: Proposal, now: float, opening: LossOpening | None = None) -> RoundEffects:
-        """Sign our proposal for an open round as soon as this peer may sign, unless it has proposed there.
+        """Sign our proposal for an open round as soon as this peer may sign, unless it has proposed in the round already.
 
         In jobs with sampled audits the proposal commits to `opening`.
         """
@@ -337,7 +360,10 @@ class OpenRounds:
             self._sign_message(book, proposal, now, effects)
 
     def sign_due_messages(self, now: float) -> RoundEffects:
-        """Sign the vouches, ballots and cut-offs that are due, and proposals that had to wait."""
+        """Sign and return our vouches, ballots and cut-offs that are due.
+
+        Proposals that had to wait until this peer may sign are included.
+        """
         effects = RoundEffects()
         for book in self.books.values():
             if self._is_mute(book):
@@ -362,7 +388,7 @@ class OpenRounds:
         self._add_message(book, signed, message, now, effects)
 
     def rounds_to_request(self, now: float) -> Iterator[RoundKey]:
-        """Yield the rounds for whose messages this peer asks other peers now.
+        """Yield the rounds whose messages this peer must now request from other peers.
 
         | condition                                          | requests                                                         |
         | the messages here cannot close the round           | one each ROUND_REQUEST_SECONDS                                   |
@@ -380,9 +406,9 @@ class OpenRounds:
                 yield key, book.terms.round
 
     def _seek_due(self, key: bytes, book: OpenRoundState) -> float | None:
-        """Return the time of the next request, or None if the round can be closed.
+        """Return the time of the next request for messages of the job's open round, or None if the round can be closed.
 
-        Before the first ballot it is not earlier than the end of T1, because until then the trainers compute.
+        Before the first ballot, the request is not earlier than T1, because the trainers compute until then.
         """
         if book.is_contradicted and key not in self._sought:
             return book.opened_at
@@ -402,7 +428,7 @@ class OpenRounds:
         return [*book.proposals.values(), *vouches, *book.signed_ballots.values(), *book.signed_cut_offs.values()]
 
     def own_messages(self) -> list[Signed]:
-        """Return our messages of the open rounds, which each new link gets."""
+        """Return our own messages of the open rounds. They are sent to each new link."""
         return [signed for book in self.books.values() for signed in book.statements_signed_by(self._signer.public)]
 
     def deadline(self, now: float) -> float | None:
@@ -414,10 +440,11 @@ class OpenRounds:
 
 
 def _record(book: OpenRoundState, signed: Signed, message: RoundMessage) -> OwnRoundStatement:
-    """Return the record of our message. That of a ballot contains the proposals of other trainers that it accepts.
+    """Return the record of our message for the disk.
 
-    A round certificate needs their bytes. Otherwise a round could stay open for ever after the trainer lost its disk and all
-    accepting voters restarted.
+    The record of a ballot contains the other trainers' proposals that the ballot accepts. A round certificate needs the bytes of
+    these proposals. Without them, a round could stay open forever if the trainer has lost its disk and all accepting voters have
+    restarted.
     """
     judgements = message.judgements if isinstance(message, Ballot) else ()
     others = [
@@ -426,7 +453,7 @@ def _record(book: OpenRoundState, signed: Signed, message: RoundMessage) -> OwnR
         if j.verdict is Verdict.ACCEPT and j.trainer != signed.signer
     ]
     accepted = [held for digest, held in others if held is not None and signed_body_digest(held) == digest]
-    # Each vouch of a round has its own tag, with the first trainer that no earlier vouch of ours names.
+    # Each of our vouches in a round needs its own tag. The tag has the first trainer that no earlier vouch of ours names.
     tag = message.TAG
     if isinstance(message, Vouch):
         tag += f":{book.vouching.new_judgements(signed.signer, message)[0].trainer.hex()}"
@@ -445,12 +472,15 @@ def _signers(terms: RoundTerms, message: RoundMessage) -> frozenset[bytes]:
 
 
 def _robust_time(seconds: Sequence[float]) -> float:
-    """Return the 0.4 quantile, which faulty peers cannot set: at least 4/9 of the times are of honest voters and trainers."""
+    """Return the 0.4 quantile of the times.
+
+    Faulty peers cannot increase it: at least 4/9 of the times are of honest voters and trainers.
+    """
     return sorted(seconds)[2 * len(seconds) // 5]
 
 
 def _upper_quartile(seconds: Sequence[float]) -> float:
-    """Return the upper quartile. The maximum would contain pauses of this peer itself."""
+    """Return the upper quartile of the times. The maximum would contain pauses of this peer itself."""
     return sorted(seconds)[3 * len(seconds) // 4]
 
 

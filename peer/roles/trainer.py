@@ -1,4 +1,4 @@
-"""The trainer, which computes updates in its worker process, and re-executes proposals of others to vouch for them."""
+"""The trainer, which computes updates in its worker process, and re-executes proposals of other trainers to vouch for them."""
 
 from __future__ import annotations
 
@@ -33,47 +33,49 @@ from training.round_context import EVALUATION_SECONDS, TRAINING_NATS, OpenRoundC
 R = TypeVar("R")
 log = logging.getLogger("peer")
 
-EVALUATION_PAUSE_FACTOR = 3.0  # pause in durations of the last evaluation, so that the worker has time for training
-OBSERVE_SECONDS_MAX = 3_600.0  # after this time, no peer has the job's text any more
-WORKER_DEATHS_MAX = 3  # deaths of the worker during one request, after which the request fails
+# Pause between evaluations as a multiple of the last one's duration, so that the worker has time for training.
+EVALUATION_PAUSE_FACTOR = 3.0
+OBSERVE_SECONDS_MAX = 3_600.0  # longest work of one `observe_round`: later, no peer has the job's text any more
+WORKER_DEATHS_MAX = 3  # deaths of the worker process during one request, after which the request fails
 
-SAMPLE_INTERVAL_ROUNDS = 10  # between two samples
+SAMPLE_INTERVAL_ROUNDS = 10  # rounds between two sample texts of a job
 SAMPLES_KEPT = 2
 SAMPLE_PROMPT, SAMPLE_OPTIONS = (
     "The ",
     SamplingOptions(max_tokens=120),
-)  # the prompt is fixed, so that samples differ only by the model
+)  # prompt and options are the same for all samples, so that samples differ only by the model
 
 
 @dataclass
 class _JobProgress:
-    """The state of this peer's work for one job."""
+    """The state of this trainer's work for one job."""
 
     opening: trio.Lock = field(default_factory=trio.Lock)
     opened: bool = False
-    opening_seconds: float = 0.0  # worker time for opening the job, until it is reported with a proposal
+    opening_seconds: float = 0.0  # seconds that the worker has spent on opening the job and that no proposal has reported yet
     observed: bool = False  # True while `observe_round` runs
-    to_evaluate: OpenRoundContext | None = None  # the newest model that waits for its evaluation
+    to_evaluate: OpenRoundContext | None = None  # round whose model waits for its evaluation, the newest one
     evaluation: trio.Lock = field(default_factory=trio.Lock)
     evaluated: int | None = None  # round of the newest evaluated model
 
 
 @dataclass
 class Trainer(Voter):
-    """A voter with a worker process.
+    """A round participant with a worker process, which proposes updates and also votes.
 
-    `local_data` is the text for jobs with local data. If `evaluates`, it measures the held-out loss of as many models as it can.
+    `local_data` is the text for jobs with local data. If `evaluates` is True, the trainer measures the held-out loss of as many
+    models as it can.
     """
 
     worker: WorkerSupervisor
-    text_folder: Path  # folder of assembled texts
+    text_folder: Path  # folder of the texts of jobs, of samples and of the worker's output files
     local_data: Path | None = None
     evaluates: bool = False
     _jobs: dict[bytes, _JobProgress] = field(default_factory=dict)
-    _left: set[Path] = field(default_factory=set)  # output of the worker for rounds that closed before it finished
+    _left: set[Path] = field(default_factory=set)  # output files of the worker for rounds that closed too early, to be deleted
 
     def __post_init__(self) -> None:
-        self._left.update(self.text_folder.glob("*.buffer*"))  # files of an earlier process
+        self._left.update(self.text_folder.glob("*.buffer*"))  # output files that an earlier process left
 
     @property
     def worker_client(self) -> WorkerClient | None:
@@ -85,10 +87,11 @@ class Trainer(Voter):
             return
         request = propose_request(round, self.text_folder / f"{round.job.hex()[:16]}-{round.number}.buffer")
         outs = (request.buffer_out, request.payload_out, request.inner_out, request.declared_out)
-        made = {Path(f"{out}{end}") for out in outs if out is not None for end in ("", LIST_SUFFIX)}  # and their lists of parts
+        # Each output file may have a list of its parts beside it.
+        made = {Path(f"{out}{end}") for out in outs if out is not None for end in ("", LIST_SUFFIX)}
         try:
             done = await self.ask_worker(round, request)
-            left = self._left - made  # one job trains at a time, so the worker writes no more of these files
+            left = self._left - made  # the worker trains one job at a time, so it writes no older file now
             await round.wait_to_propose()
             await publish_proposal(round, request, done)
             await trio.to_thread.run_sync(_delete, left)
@@ -106,9 +109,8 @@ class Trainer(Voter):
         return await self.ask_worker(round, request)
 
     async def observe_round(self, round: OpenRoundContext) -> None:
-        """Open the job, then evaluate the newest model until no newer one waits. Models in between are skipped.
-
-        Opening continues when rounds close meanwhile.
+        """Open the job in the worker, then evaluate its newest model until no newer model waits. Models in between are skipped.
+        The opening of the job continues when rounds close meanwhile.
         """
         if not round.spec.resolved_objective.needs_worker:
             return
@@ -131,7 +133,7 @@ class Trainer(Voter):
         await self._evaluate(round)
 
     async def _evaluate(self, round: OpenRoundContext) -> float:
-        """Evaluate a model unless that was done before. Return the seconds of the worker."""
+        """Evaluate a model unless it has been evaluated. Return the seconds that the worker took."""
         job = self._job(round)
         async with job.evaluation:
             if job.evaluated == round.number:
@@ -141,13 +143,13 @@ class Trainer(Voter):
             except worker_protocol.WorkerFailed:
                 if round.model_directory.exists():
                     raise
-                return 0.0  # rounds were faster than this evaluation, so the model was pruned meanwhile
+                return 0.0  # rounds were faster than this evaluation, so the model was deleted meanwhile
             await round.record_metrics({**done.figures, EVALUATION_SECONDS: done.seconds})
             job.evaluated = round.number
             return done.seconds
 
     async def _sample(self, round: OpenRoundContext) -> float:
-        """Generate and keep a sample text of the model if one is due. Return the seconds that it took."""
+        """Generate and store a sample text of the model if a sample is due. Return the seconds of the generation."""
         if not round.spec.has_text or not is_sample_due(self.text_folder, round.job, round.number):
             return 0.0
         began = trio.current_time()
@@ -157,12 +159,12 @@ class Trainer(Voter):
         except worker_protocol.WorkerFailed:
             if round.model_directory.exists():
                 raise
-            return 0.0  # the model was pruned meanwhile
+            return 0.0  # the model was deleted meanwhile
         save_sample(self.text_folder, round.job, round.number, WITHHELD_TEXT if done.is_withheld else done.text)
         return trio.current_time() - began
 
     async def ask_worker(self, round: RoundContext, request: worker_protocol.WorkerRequest[R]) -> R:
-        """Return the worker's reply. The round's end cancels the call. Raises `WorkerFailed`."""
+        """Return the worker's reply to a request about a round. The end of the round cancels the call. Raises `WorkerFailed`."""
         await self._open(round)
         return await self._until_alive(request)
 
@@ -170,7 +172,7 @@ class Trainer(Voter):
         return self._jobs.setdefault(round.job, _JobProgress())
 
     async def _open(self, round: RoundContext) -> None:
-        """Fetch the job's text once and open the job in the worker. Concurrent calls wait for the first."""
+        """Fetch the job's text and open the job in the worker, once for each job. Concurrent calls wait for the first call."""
         job = self._job(round)
         async with job.opening:
             if job.opened:
@@ -206,8 +208,7 @@ class Trainer(Voter):
             job.opened, job.opening_seconds = True, trio.current_time() - began
 
     async def _until_alive(self, request: worker_protocol.WorkerRequest[R]) -> R:
-        """Return the worker's reply, and repeat the request if the worker died, at most WORKER_DEATHS_MAX times.
-
+        """Return the worker's reply. If the worker process dies, repeat the request, until it has died `WORKER_DEATHS_MAX` times.
         Raises `WorkerFailed` if the worker refuses the request, or dies each time.
         """
         for _ in range(WORKER_DEATHS_MAX):
@@ -229,7 +230,7 @@ class Trainer(Voter):
 
 
 async def _fetch(round: RoundContext, digest: bytes, size_max: int) -> None:
-    """Fetch a blob and pin it, so that it stays even if a faulty peer names it as temporary data."""
+    """Fetch a blob and pin it, so that the blob store keeps it even if a faulty peer names it as temporary data."""
     await round.fetch(digest, size_max, ())
     round.blobs.pin_blob(digest)
 
@@ -252,7 +253,7 @@ def _delete(paths: Iterable[Path]) -> None:
 
 
 def is_sample_due(folder: Path, job: bytes, round: int) -> bool:
-    """Return whether a sample is due: the first evaluated round of each ten rounds gets one."""
+    """Return whether this round needs a sample text: the first evaluated one of `SAMPLE_INTERVAL_ROUNDS` rounds does."""
     last = _sample_files(folder, job.hex())[-1:]
     return not last or round // SAMPLE_INTERVAL_ROUNDS > _sample_round(last[0]) // SAMPLE_INTERVAL_ROUNDS
 
@@ -266,7 +267,7 @@ def save_sample(folder: Path, job: bytes, round: int, text: str) -> None:
 
 
 def saved_samples(folder: Path) -> list[tuple[str, int, str]]:
-    """Return (job, round, text) of the kept samples, the oldest of each job first."""
+    """Return (job, round, text) of the stored samples, the oldest of each job first."""
     found = []
     for path in _sample_files(folder, "*"):
         found.append((path.stem.partition("-")[0], _sample_round(path), path.read_bytes().decode(errors="replace")))

@@ -1,4 +1,7 @@
-"""The voter without an engine: it checks payloads, relies on vouches, and applies every update. It never imports torch."""
+"""The voter without an engine: it checks payloads, relies on vouches of other voters, and applies every update.
+
+It never imports torch.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class Voter:
         return None
 
     async def propose(self, round: OpenRoundContext) -> None:
-        """Propose in jobs whose objective needs no worker, because their update is known. Do nothing in others."""
+        """Propose in jobs whose objective needs no worker, because their updates are known. Do nothing in other jobs."""
         if not round.spec.resolved_objective.needs_worker:
             from training.replay import proposal_replay
 
@@ -49,7 +52,7 @@ class Voter:
                 await publish_proposal(round, request, done)
 
     async def check_proposal(self, round: OpenRoundContext, signed: Signed, proposal: Proposal) -> Verdict:
-        """Return the verdict of the cheap, exact checks, which is the same at all voters."""
+        """Return the verdict of the cheap, exact checks of a proposal. All voters get the same verdict."""
         from training.replicated.codec import payload_bytes
 
         if proposal.payload_bytes > payload_bytes(round.model.layout, round.spec.payload_bits(round.model.rounds_in_model)):
@@ -82,9 +85,10 @@ class Voter:
 
 
 def propose_request(round: OpenRoundContext, buffer_out: Path) -> ProposeRequest:
-    """Return a request that continues from the buffers of our last accepted proposal, if they are stored and valid.
+    """Return the request to the worker for our next update.
 
-    Starting again without them is always allowed.
+    It continues from the buffers of our last accepted proposal, if these are stored and valid. An update without earlier buffers
+    is always allowed.
     """
     from training.worker_protocol import ProposeRequest
 
@@ -106,9 +110,9 @@ def propose_request(round: OpenRoundContext, buffer_out: Path) -> ProposeRequest
 
 
 def _previous(round: RoundContext, record: FeedbackRecord | None) -> dict[str, bytes]:
-    """Return the buffers from which an update continues, by the request's field.
+    """Return the digests of the buffers from which an update continues: field of the request -> digest.
 
-    In jobs with estimates that is the buffer alone, which is the momentum.
+    In jobs with estimates (`memory=estimates`), this is only the buffer, which is the momentum.
     """
     if record is None or record.buffer is None:
         return {}
@@ -123,7 +127,7 @@ def _paths(round: RoundContext, previous: Mapping[str, bytes]) -> dict[str, Any]
 async def publish_proposal(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply) -> None:
     """Store the files of a proposal, then store and send the proposal itself."""
     proposal = proposal_of(round, done)
-    # Auditors compare losses in jobs with sampled audits whose objective needs a worker.
+    # In jobs with sampled audits whose objective needs a worker, auditors compare losses, so the proposal commits to its loss.
     is_bound = round.spec.audit is AuditMode.SAMPLED and round.spec.resolved_objective.needs_worker
     opening = round.make_loss_opening(done.last_loss) if done.last_loss is not None and is_bound else None
     await trio.to_thread.run_sync(store_proposal_files, round, request, done, proposal, opening)
@@ -150,7 +154,8 @@ def store_proposal_files(
 ) -> None:
     """Move the worker's output files into the blob store.
 
-    In jobs with sampled audits, the blobs that an audit needs are retained together, also those that the proposal continues from.
+    In jobs with sampled audits, the blobs that an audit needs are retained together, also the buffers from which the proposal
+    continues.
     """
     blobs, owner = round.blobs, (round.job, round.number)
     if opening is not None:
@@ -175,9 +180,10 @@ def store_proposal_files(
 
 
 def vouch_verdict(audited: AuditReply, spec: JobSpec) -> Verdict:
-    """Return the verdict of a vouch.
+    """Return the verdict that a vouch has after a re-execution.
 
-    It is UNJUDGED for errors of up to twice the tolerance, so that two honest machines do not contradict each other.
+    Errors above the tolerance and up to twice the tolerance are UNJUDGED, so that two honest machines do not contradict each
+    other.
     """
     if audited.verdict is Verdict.REPLAY and audited.relative_error <= 2 * spec.replay_tolerance:
         return Verdict.UNJUDGED
@@ -187,7 +193,8 @@ def vouch_verdict(audited: AuditReply, spec: JobSpec) -> Verdict:
 def replay_result(audited: AuditReply) -> ReplayResult:
     finding = ReplayFinding.MATCH if audited.verdict is Verdict.ACCEPT else ReplayFinding.MISMATCH
     if audited.verdict >= OBJECTIVE_CODES_FIRST:
-        finding = ReplayFinding(audited.verdict)  # reasons of objectives have the same code in both enumerations
+        # An objective's own reason has the same code as a `Verdict` and as a `ReplayFinding`.
+        finding = ReplayFinding(audited.verdict)
     return ReplayResult(finding, audited.relative_error, audited.last_loss)
 
 
@@ -205,7 +212,8 @@ async def audit_request(round: RoundContext, trainer: bytes, proposal: Proposal)
         if digest is not None:
             await fetch_audit_data(round, digest, size, trainer)
     if record and "previous_payload" in previous:
-        bits = max(round.spec.payload_bits(taken) for taken in (0, round.spec.rounds))  # the proposal may be of a warm-up round
+        # The payload may have more bits in a warm-up round.
+        bits = max(round.spec.payload_bits(taken) for taken in (0, round.spec.rounds))
         await round.fetch(previous["previous_payload"], payload_bytes(round.model.layout, bits), (trainer,))
     for digest in (proposal.inner, proposal.inner_from) if round.spec.keeps_inner_state else ():
         if digest is not None:
@@ -232,14 +240,17 @@ async def fetch_declared(round: RoundContext, trainer: bytes, proposal: Proposal
     for digest, size_max in round.spec.declared_blobs(proposal.declaration).items():
         await fetch_audit_data(round, digest, size_max, trainer)
         size = round.blobs.size(digest)
-        if size is not None and size > size_max:  # the blob was stored for another purpose
+        if size is not None and size > size_max:  # a larger blob with this digest was stored for another purpose
             raise RemoteProtocolError("bad-declaration", f"a blob of {size} bytes, at most {size_max} are allowed")
         files[digest] = str(round.blobs.path(digest))
     return DeclarationFiles(proposal.declaration, files)
 
 
 async def _fetched(round: RoundContext, digest: bytes, size: int, trainer: bytes) -> bytes:
-    """Return a payload. It is fetched twice if a copy that was stored as audit data is deleted before it is read."""
+    """Fetch and return a payload.
+
+    A stored copy for audits may be deleted before it is read: the payload is then fetched again.
+    """
     await round.fetch(digest, size, (trainer,))
     try:
         return await trio.to_thread.run_sync(read_bounded_blob, round, digest, size)
@@ -249,9 +260,10 @@ async def _fetched(round: RoundContext, digest: bytes, size: int, trainer: bytes
 
 
 def read_bounded_blob(round: RoundContext, digest: bytes, size_max: int) -> bytes:
-    """Return a fetched blob. Raises `RemoteProtocolError` if it has more than `size_max` bytes, without reading all of it.
+    """Return a fetched blob.
 
-    It may be larger if it was stored for another purpose.
+    Raises `RemoteProtocolError` if the blob has more than `size_max` bytes. A blob that was stored for another purpose may be
+    larger. At most `size_max + 1` bytes are read.
     """
     data = round.blobs.read_range(digest, 0, size_max + 1)
     if len(data) > size_max:
@@ -260,13 +272,16 @@ def read_bounded_blob(round: RoundContext, digest: bytes, size_max: int) -> byte
 
 
 async def fetch_audit_data(round: RoundContext, digest: bytes, size_max: int, trainer: bytes) -> None:
-    """Fetch a blob that is kept until this round's votes, or its audits, are over."""
+    """Fetch a blob for the re-execution of a proposal. It is stored until the votes on the round, or its audits, are over."""
     round.blobs.mark_temporary(digest, round.blob_owner)
     await round.fetch(digest, size_max, (trainer,))
 
 
 def save_opening(folder: Path, opening: LossOpening) -> None:
-    """Write an opening with its secret. It is not durable before the proposal: a trainer that loses it loses a reward."""
+    """Write an opening with its secret to a file.
+
+    The file may be lost with the machine's power: the trainer then only loses a reward.
+    """
     opening_path(folder, opening.job, opening.round, opening.trainer).write_bytes(codec.encode(opening))
 
 
@@ -295,5 +310,8 @@ def opening_path(folder: Path, job: bytes, number: int, trainer: bytes) -> Path:
 
 
 def round_file_prefix(job: bytes, number: int) -> str:
-    """Return the first part of the names of a round's files. A peer that changed its key may have files of both keys."""
+    """Return the first part of the names of a round's files.
+
+    It contains the trainer's key, because a peer may have files of an old key.
+    """
     return f"{job[:JOB_BYTES].hex()}-{number}-"

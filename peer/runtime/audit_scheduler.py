@@ -1,4 +1,5 @@
-"""The schedule of this peer's audits: audits that may fetch now, deadlines for `withheld`, and rounds to volunteer for."""
+"""The schedule of this peer's audits: audits that may fetch data now, deadlines for the finding `withheld`, rounds to volunteer
+for."""
 
 from __future__ import annotations
 
@@ -26,21 +27,21 @@ from transport.blobs.blob_exchange import AUDIT_TRANSFERS_MAX
 
 AuditKey = tuple[bytes, int, bytes, bool]
 
-# Audits that fetch concurrently, one blob each. Those of one job are of different trainers, so that a slow trainer delays only
-# its own audits, and its uplink serves each auditor one audit at a time.
+# Audits that fetch concurrently, one blob each. A job has at most one of them for each trainer, so that a slow trainer delays
+# only its own audits, and a trainer's uplink serves each auditor one audit at a time.
 FETCHING_AUDITS_MAX = 16
 
 assert FETCHING_AUDITS_MAX < AUDIT_TRANSFERS_MAX  # otherwise slow trainers would delay the transfers of others
 
 
-# least seconds of requests before a report of `withheld`, if earlier audits of that trainer used up the rest
+# least seconds of requests for an audit before a report of `withheld`, if earlier audits of the trainer took the rest of its time
 FETCH_SECONDS_MIN = 10.0
-LOOP_DELAY_SECONDS_MAX = 0.1  # wake-ups that are later mean a lack of processor time, since our own loops take less
-# Least wait before a report of `withheld`: a holder has a second for its first answer, then other holders are asked, then the
-# first again. If the whole window is shorter, the report lapses, because the pace of a job must not suspend trainers.
+LOOP_DELAY_SECONDS_MAX = 0.1  # delay of a wake-up above which this machine lacks processor time: our own loops take less
+# Least wait before a report of `withheld`: a peer with the data has a second for its first answer, then other peers are asked,
+# then the first again. If the whole audit window is shorter, the report lapses: fast rounds must not suspend trainers.
 WITHHELD_SECONDS_MIN = 2.0
-# After a job's last round no later round marks the end of the window. An auditor then waits for the duration of the last rounds,
-# and at least this long, because a trainer may have to restart first.
+# After a job's last round, no later round marks the end of the audit window. An auditor then waits for the duration of the last
+# rounds, and at least for this time, because a trainer may have to restart first.
 ENDED_JOB_WAIT_SECONDS = 30.0
 
 T = TypeVar("T")
@@ -48,11 +49,14 @@ T = TypeVar("T")
 log = logging.getLogger("peer")
 
 LOOKBACK_ROUNDS = 8
-KNOWN_MIN = 4  # earlier rounds, without which a jump cannot be distinguished from chance
-# A round's mean loss over ten batches of 1,024 bytes changes by 3 % between rounds, and that over one batch by 7 %.
+KNOWN_MIN = 4  # least number of earlier losses: with fewer, a jump of the loss cannot be distinguished from chance
+# Least factor of a jump over the usual loss: the mean loss over ten batches of 1,024 bytes changes by 3 % between rounds, and the
+# loss over one batch by 7 %.
 SPIKE_FACTOR = 1.1
-SPIKE_CHANGES = 4  # usual changes between rounds; with one batch, one honest round in seventy exceeds them
-CHANCE_MAX = 1 / 3  # bounds the usual change, as part of the usual loss, because faulty trainers can increase it at will
+# Least jump as a multiple of the usual change between rounds: with one batch, one honest round in seventy exceeds it.
+SPIKE_CHANGES = 4
+# Bound of SPIKE_CHANGES usual changes, as a fraction of the usual loss: faulty trainers can increase the changes at will.
+CHANCE_MAX = 1 / 3
 
 
 def audit_key(due: AuditDuty) -> AuditKey:
@@ -60,11 +64,11 @@ def audit_key(due: AuditDuty) -> AuditKey:
 
 
 class AuditScheduler:
-    """The audits that may fetch now, and the seconds for which others have waited at the cost of their trainer. Pure.
+    """The audits that may fetch now, and the time that other audits waited because of their trainer. Without I/O and clock.
 
     A peer fetches for one audit per job and trainer at a time, the oldest first, because the slowest allowed link needs a whole
-    window for one. `WithheldDeadlines` counts the seconds in which that audit requests data from its trainer. They also count for
-    the reports behind it, if the trainer could have delayed those proposals.
+    audit window for one audit. `WithheldDeadlines` counts the seconds in which the fetching audit requests data from its trainer.
+    These seconds also count for audits of this trainer that wait, if the trainer could have delayed the proposals.
 
     | a report waits                                          | its trainer                                      | seconds count |
     |---------------------------------------------------------|--------------------------------------------------|---------------|
@@ -75,10 +79,11 @@ class AuditScheduler:
     """
 
     def __init__(self) -> None:
-        self.fetching: Set[AuditKey] = frozenset()  # the audits that may fetch
-        self._seen: dict[AuditKey, int] = {}  # the open round when this peer first saw the audit due
-        self._behind: dict[AuditKey, AuditKey] = {}  # waiting audit -> the fetching audit whose seconds count for it
-        self._waited: dict[AuditKey, float] = {}  # audit -> its counted seconds
+        self.fetching: Set[AuditKey] = frozenset()  # audits that may fetch now
+        self._seen: dict[AuditKey, int] = {}  # audit -> open round when this peer first saw that the audit is due
+        # Waiting audit -> fetching audit of the same trainer, whose seconds count for the waiting one.
+        self._behind: dict[AuditKey, AuditKey] = {}
+        self._waited: dict[AuditKey, float] = {}  # waiting audit -> seconds that count for it
 
     def schedule_audits(
         self,
@@ -88,7 +93,10 @@ class AuditScheduler:
         opened: Mapping[bytes, int],
         members: MembersState,
     ) -> Set[AuditKey]:
-        """Return the audits that begin now. `idle` audits need no data from trainers; `opened` is the open round by job."""
+        """Return the audits that begin now.
+
+        `idle` are the audits that need no data from trainers now; `opened` is job -> open round.
+        """
         self._seen = {key: self._seen.get(key, opened.get(key[0], 0)) for key in due}
         self._waited = {key: seconds for key, seconds in self._waited.items() if key in due}
         turns = first_duty_of_each_trainer((item for key, item in due.items() if key not in idle), members)[:FETCHING_AUDITS_MAX]
@@ -102,28 +110,29 @@ class AuditScheduler:
         return self.fetching - running
 
     def add_waited_seconds(self, first: AuditKey, seconds: float) -> None:
-        """Count seconds in which the audit `first` requested data from its trainer, for the audits behind it."""
+        """Count seconds in which the audit `first` requested data from its trainer, for the audits that wait behind `first`."""
         for key in [key for key, other in self._behind.items() if other == first]:
             self._waited[key] = self._waited.get(key, 0.0) + seconds
 
     def take_waited_seconds(self, key: AuditKey) -> float:
-        """Return and reset the waiting seconds that count against the trainer. A retry begins at zero."""
+        """Return and reset the audit's waiting seconds that count against its trainer. A retry of the audit begins at zero."""
         return self._waited.pop(key, 0.0)
 
 
 class WithheldDeadlines:
-    """The deadlines after which an auditor reports `withheld`."""
+    """The deadlines after which this auditor reports missing data as `withheld`."""
 
     def __init__(self, driver: Driver, scheduler: AuditScheduler) -> None:
         self._driver, self._scheduler = driver, scheduler
-        self.is_behind = True  # decided blocks wait to be applied, so this peer cannot measure the duration of rounds
-        self._entered: dict[bytes, int] = {}  # by job, the open round when this peer had caught up
+        # True while decided blocks wait to be applied: this peer then cannot measure the duration of rounds.
+        self.is_behind = True
+        self._entered: dict[bytes, int] = {}  # job -> open round when this peer had applied all decided blocks
 
     def note_progress(self) -> bool:
-        """Return whether all decided blocks are applied. Otherwise, audits that seem due may be settled already."""
+        """Return whether this peer has applied all decided blocks. Before that, audits that seem due may be settled already."""
         state, decided = self._driver.state, self._driver.replica.height - 1
         if state.height < decided:
-            self.is_behind |= state.height + 1 < decided  # one block may be decided while a round is closed
+            self.is_behind |= state.height + 1 < decided  # one block more is no backlog: it may be decided at any time
             return False
         if self.is_behind:
             self._entered = {key: job.round for key, job in state.jobs.unfinished().items()}
@@ -131,18 +140,18 @@ class WithheldDeadlines:
         return True
 
     async def wait_until_late(self, key: AuditKey, due: AuditDuty, job: Job, window: int, queued: float) -> None:
-        """Wait until missing data counts as withheld.
+        """Wait until missing data of an audit counts as withheld.
 
-        `queued` are the seconds for which this audit has waited for others of its trainer. They shorten the wait, because the
-        trainer could have proposed later.
+        `queued` are the seconds for which this audit has waited for other audits of its trainer. They shorten the wait, because
+        the trainer could have proposed later.
         """
-        if due.is_second_verdict:  # this peer already reported `withheld` here
+        if due.is_second_verdict:  # this peer has already reported this proposal's data as `withheld`
             await trio.sleep_forever()
         state, seconds = self._driver.state, 0.0
         audits = state.audits.jobs.get(due.job)
         until = withheld_deadline_round(due, window, job.round + (self._entered.get(due.job) == job.round))
         if audits is not None and due.round in audits.rounds:
-            # The slowest allowed link serves the proposal to all re-executors in this time.
+            # Time in which the slowest allowed link sends the proposal's data to all re-executors.
             terms = self._driver.rules.jobs_module.rules.terms_of_spec(job.spec).audits
             assert terms is not None
             served = terms.served_ms(len(audits.rounds[due.round].reexecutors)) / 1_000
@@ -152,9 +161,10 @@ class WithheldDeadlines:
             nursery.start_soon(self._wait_requested_seconds, key, seconds)
 
     async def _wait_for_round(self, key: bytes, until: int, window: int) -> None:
-        """Wait until that round of the job has opened, or all its rounds are closed.
+        """Wait until the round `until` of the job has opened, or all rounds of the job are closed.
 
-        After the job's end, wait for the duration of a window, or half of the heights in which audits are still accepted.
+        After the job's end, wait for the duration of `window` rounds, or for half of the heights in which reports are still
+        accepted.
         """
         started = trio.current_time()
         await trio.sleep(WITHHELD_SECONDS_MIN)
@@ -173,7 +183,10 @@ class WithheldDeadlines:
             await applied.wait()
 
     def _seconds_of(self, key: bytes, job: Job, count: int) -> float:
-        """Return the seconds that the last `count` rounds of an ended job took, by the times of their blocks, or 0 if unknown."""
+        """Return the seconds that the last `count` rounds of an ended job took, by the times of blocks.
+
+        Return 0 if this time is unknown.
+        """
         store, last = self._driver.store, job.round - 1
         first = store.closed_round(key, last - count)
         begun, closed = first.height if first else job.started_height if last < count else None, store.closed_round(key, last)
@@ -189,18 +202,18 @@ class WithheldDeadlines:
         """Wait for `seconds` in which the trainer could have served this audit.
 
         Time counts only if this audit may fetch, this peer is linked to a quorum of the round's voters and has applied all
-        decided blocks, and it woke up in time. Otherwise this peer's own link or machine causes the delay. The time is divided
-        among the audits that fetch from this trainer.
+        decided blocks, and it woke up in time. Otherwise, the cause may be this peer's own link or machine. The time is divided
+        among the jobs in which audits fetch from this trainer.
         """
         while seconds > 0:
             step = min(1.0, seconds)
             await trio.sleep_until(due := trio.current_time() + step)
-            # On a late wake-up, received data may wait to be read, which is no fault of the trainer.
+            # After a late wake-up, received data may still wait to be read, which is no fault of the trainer.
             is_late = trio.current_time() > due + LOOP_DELAY_SECONDS_MAX
             voters, heard = self._driver.state.members.round_voters, self._driver.network.connected_peers()
             is_in_touch = sum(other in heard or other == self._driver.signer.public for other in voters) >= quorum(len(voters))
             if is_in_touch and not is_late and not self.is_behind and key in self._scheduler.fetching:
-                # A trainer's uplink serves its jobs concurrently.
+                # The trainer's uplink serves its jobs concurrently, so each job counts for a part of the time.
                 current = self._driver.state.members.current_key
                 step /= len({of[0] for of in self._scheduler.fetching if current(of[2]) == current(key[2])})
                 self._scheduler.add_waited_seconds(key, step)
@@ -208,7 +221,9 @@ class WithheldDeadlines:
 
 
 def withheld_deadline_round(due: AuditDuty, window: int, now: int) -> int:
-    """Return the round at whose opening the auditor reports WITHHELD. At the opening of round `now` it is fetching already.
+    """Return the round at whose opening the auditor reports WITHHELD.
+
+    `now` is the open round when the auditor begins to fetch, or the next one if it begins within that round.
 
     | window       | the round                                                                                    |
     | one round    | the next one                                                                                 |
@@ -234,7 +249,7 @@ async def result_before(late: Callable[[], Awaitable[None]], fetched: Awaitable[
             try:
                 found = await fetched
             except (FolkmootError, OSError) as raised:
-                error = raised  # it is raised outside the nursery, because a nursery would wrap it in a group
+                error = raised  # the error is raised below, outside the nursery, which would wrap it in an exception group
             nursery.cancel_scope.cancel()
         if error is not None:
             raise error
@@ -243,7 +258,7 @@ async def result_before(late: Callable[[], Awaitable[None]], fetched: Awaitable[
 
 
 class AuditVolunteer:
-    """The volunteer: it asks for audits of the rounds before its training loss jumped. `run` runs beside the auditor."""
+    """The volunteer, which audits rounds before a jump of this peer's training loss. `run` runs beside the auditor."""
 
     def __init__(self, driver: Driver, author: TransactionSubmitter, deadlines: WithheldDeadlines) -> None:
         self._driver, self._author, self._deadlines = driver, author, deadlines
@@ -251,9 +266,9 @@ class AuditVolunteer:
     async def run(self) -> None:
         """Volunteer for recent rounds, one after the other, while this peer's training loss is far above that of earlier rounds.
 
-        The sampled audits may have missed a harmful false proposal.
+        The sampled audits may have missed a false proposal that harms the model.
         """
-        refused = set[tuple[bytes, int, int]]()  # (job, round, open round)
+        refused = set[tuple[bytes, int, int]]()  # (job, refused round, open round at the refusal)
         while True:
             applied, noted, state = self._driver.block_applied, self._driver.round_executor.loss_recorded, self._driver.state
             opened = {key: job.round for key, job in state.jobs.jobs.items()}
@@ -273,7 +288,7 @@ class AuditVolunteer:
                     f"in round {display_round_number(jump)}"
                 )
                 self._driver.events.add("audit", text, job=job, round=number)
-            if not suspected:  # new losses are checked at once, because a false proposal must be found within its audit window
+            if not suspected:  # wakes up at each new loss: a false proposal must be found within its audit window
                 await result_before(applied.wait, noted.wait())
 
     def _suspected(self, state: LedgerState, refused: Set[tuple[bytes, int]]) -> Iterator[tuple[bytes, int, int]]:
@@ -295,9 +310,9 @@ class AuditVolunteer:
 
 
 def spike_threshold(losses: Mapping[int, float], number: int) -> float:
-    """Return the loss above which a round is not explained by chance, or infinity while fewer than KNOWN_MIN losses are known.
+    """Return the least loss of round `number` that is a jump, or infinity with fewer than KNOWN_MIN earlier losses.
 
-    `losses` are by round.
+    `losses` is round -> training loss.
     """
     before = [loss for other, loss in sorted(losses.items()) if other < number][-LOOKBACK_ROUNDS:]
     if len(before) < KNOWN_MIN:
@@ -307,9 +322,9 @@ def spike_threshold(losses: Mapping[int, float], number: int) -> float:
 
 
 def first_spike(losses: Mapping[int, float], opened: int) -> int | None:
-    """Return the first of the newest rounds whose losses are all far above the earlier ones.
+    """Return the first round of a jump: its loss and all later losses are far above the losses before the jump.
 
-    Return None if the newest loss is as usual, or is older than the last closed round.
+    Return None if the newest loss is as usual, or is older than the last closed round. `opened` is the open round.
     """
     first = None
     for number, loss in sorted(losses.items(), reverse=True):
@@ -320,5 +335,5 @@ def first_spike(losses: Mapping[int, float], opened: int) -> int | None:
 
 
 def most_suspect_round(rounds: Iterable[int], jump: int) -> int:
-    """Return the round that most likely caused the jump: the one before it, otherwise the nearest to that."""
+    """Return the round that most likely caused the jump: the round before the jump, otherwise the round nearest to that one."""
     return min(rounds, key=lambda number: (abs(jump - 1 - number), number))

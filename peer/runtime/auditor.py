@@ -2,7 +2,7 @@
 
 The audits that are due follow from the applied state alone (`ledger.audits.audit_state.audit_duties`), so a restart forgets none.
 Audits fetch concurrently, so that a trainer that withholds data delays no other trainer's audit. They re-execute one at a time,
-because the worker also trains. Nothing here delays a vote.
+because the worker also trains. No task of this module delays a vote.
 """
 
 from __future__ import annotations
@@ -50,22 +50,23 @@ from training.job_spec import JobSpec
 from training.round_context import ReplayResult, RoundContext, audit_owner
 from training.worker_protocol import AuditRequest
 
-# An auditor challenges only errors above this number of tolerances. A smaller error may be below the tolerance on other machines,
-# and a faulty trainer could choose it to have honest challenges refuted. Judges use the tolerance itself, so they uphold these.
+# Least error of a challenge, in multiples of the job's tolerance. A smaller error may be within the tolerance on other machines:
+# a faulty trainer could choose it so that honest challenges are refuted. Judges of a dispute use the tolerance itself, so they
+# uphold these challenges.
 CHALLENGE_MARGIN = 2
 
 log = logging.getLogger("peer")
 
-RETRY_SECONDS = 5.0  # pause after a failure of this peer's worker or a refused transaction; each failure doubles it
+RETRY_SECONDS = 5.0  # pause of an audit after a failure of this peer's worker or a refused transaction; each failure doubles it
 RETRY_SECONDS_MAX = 300.0
 
 
 class _CannotAudit(FolkmootError):
-    """The error of an audit that this peer cannot do, now or at all."""
+    """An error: this peer cannot do an audit, now or at all."""
 
 
 class Auditor:
-    """The auditor of this peer. `run` runs once, beside the driver."""
+    """The task that does the sampled audits of this peer. `run` is called once and runs beside the driver."""
 
     def __init__(self, driver: Driver, author: TransactionSubmitter) -> None:
         self._driver, self._author, self._me = driver, author, driver.signer.public
@@ -73,14 +74,16 @@ class Auditor:
         self._scheduler = AuditScheduler()
         self._deadlines = WithheldDeadlines(driver, self._scheduler)
         self._running: dict[AuditKey, trio.CancelScope] = {}
-        self._fetched = set[AuditKey]()  # audits that have fetched all data, and may wait for the worker or a block
-        self._rests: dict[AuditKey, tuple[float, float]] = {}  # failed audits that are still due: (time of the retry, last pause)
-        # job and round of proposals that this peer found false, whose data judges may fetch from it
+        self._fetched = set[AuditKey]()  # running audits that have fetched all data and wait for the worker or a block
+        # Failed audit that is still due -> (time of its retry, its last pause).
+        self._rests: dict[AuditKey, tuple[float, float]] = {}
+        # (job, round) of proposals that this peer found false: judges may fetch their data from this peer
         self._shown: set[tuple[bytes, int]] = set()
-        self._has_ended = False  # an audit has ended, and its files are to be deleted
+        self._has_ended = False  # True if an audit has ended whose files are not yet deleted
         self._replaying = LotteryLock()
-        self.asked = list[tuple[bytes, ProposalKey]]()  # job and key of proposals that a person wants re-executed first
-        self._turned, self._wake = trio.Event(), trio.Event()  # set when other audits may fetch, and when duties may have changed
+        self.asked = list[tuple[bytes, ProposalKey]]()  # (job, key) of proposals that a user wants re-executed first
+        # Set when other audits may fetch; set when the audits that are due may have changed.
+        self._turned, self._wake = trio.Event(), trio.Event()
 
     async def run(self) -> None:
         audited = AuditedProposals(self._driver, self._author)
@@ -88,10 +91,10 @@ class Auditor:
             self._nursery.start_soon(self._wake_when_applied)
             self._nursery.start_soon(AuditVolunteer(self._driver, self._author, self._deadlines).run)
             verify = partial(trio.to_thread.run_sync, self._driver.blobs.verify_retained, abandon_on_cancel=True)
-            self._nursery.start_soon(verify)  # it runs concurrently, because it may read many gigabytes
+            self._nursery.start_soon(verify)  # checks stored audit data in a task of its own, because it may read many gigabytes
             while True:
                 self._wake = trio.Event()
-                # Delete the files of this peer's audits that are over.
+                # Release the data of proposals that no dispute and no running audit needs.
                 disputes = {(job, of.round) for job, audits in self._driver.state.audits.jobs.items() for of in audits.disputes}
                 for of in self._shown - disputes - {key[:2] for key in self._running}:
                     self._shown.remove(of)
@@ -142,13 +145,14 @@ class Auditor:
                 late = partial(self._deadlines.wait_until_late, key, due, job, past.spec.audit_window, queued)
                 found = await self._download(due, past, late)
                 if isinstance(found, AuditRequest):
-                    # Other audits of this trainer may fetch, while this one waits for the worker, or for a block.
+                    # Other audits of this trainer may fetch now, while this audit waits for the worker or for a block.
                     self._fetched.add(key)
                     self._wake.set()
                     found = await self._replay(due, past, found)
                 await self._report(due, past.spec, found)
         except (FolkmootError, OSError) as error:
-            went = isinstance(error, MissingBlobError)  # the end of another audit may delete fetched buffers
+            # No fault of the disk: the end of another audit may have deleted fetched buffers.
+            went = isinstance(error, MissingBlobError)
             if isinstance(error, StorageError) and not went:
                 raise
             pause = min(RETRY_SECONDS_MAX, 2 * self._rests.get(key, (0.0, RETRY_SECONDS / 2))[1])
@@ -167,7 +171,7 @@ class Auditor:
         try:
             model = await trio.to_thread.run_sync(driver.host.open_verified_model, due.job, due.round)
         except StorageError as error:
-            # The model was pruned or damaged, or this peer began with a snapshot of a later round.
+            # The model was deleted or damaged, or this peer began with a snapshot of a later round.
             raise _CannotAudit(str(error)) from None
         if model.root != due.proposal.model_root:
             raise _CannotAudit(f"the model of this peer before round {display_round_number(due.round)} has another root")
@@ -182,9 +186,9 @@ class Auditor:
     async def _download(
         self, due: AuditDuty, past: RoundContext, late: Callable[[], Awaitable[None]]
     ) -> AuditRequest | ReplayResult:
-        """Fetch the data of an audit and return its request.
+        """Fetch the data of an audit and return the request to the worker.
 
-        Return the finding MALFORMED if the data is invalid, or WITHHELD if some is missing when `late` returns.
+        Return the finding MALFORMED if the data is invalid, or WITHHELD if a part of the data is missing when `late` returns.
         """
         try:
             request = await result_before(late, voter.audit_request(past, due.trainer, due.proposal))
@@ -197,7 +201,10 @@ class Auditor:
             return await self._driver.round_executor.participant.replay(past, request)
 
     async def _report(self, due: AuditDuty, spec: JobSpec, replayed: ReplayResult) -> None:
-        """Submit a verdict in a dispute, otherwise a report. The report of a match contains the sealed loss."""
+        """Submit the result of a re-execution: a verdict in a dispute, otherwise a report.
+
+        The report of a match contains the sealed loss.
+        """
         finding, loss, error = replayed.finding, None, replayed.relative_error
         if finding is not ReplayFinding.MATCH:
             self._shown.add((due.job, due.round))
@@ -208,11 +215,14 @@ class Auditor:
                 loss = self._secrets.seal_loss(due, replayed.last_loss)
         said = AuditFinding(due.job, *due.proposal_key, finding, round(1e6 * error), loss)
         kind = "audit/verdict" if due.is_dispute else "audit/report"
-        await self._author.submit(kind, said, math.inf)  # there is no timeout, because the duration of rounds is unknown
+        await self._author.submit(kind, said, math.inf)  # submitted without a timeout, because the duration of rounds is unknown
 
 
 class LotteryLock:
-    """A lock whose next holder is drawn by lot, so that a faulty trainer cannot be last each time by sending its buffers late."""
+    """A lock whose next holder is drawn by lot.
+
+    In the order of arrival, a trainer could delay its buffers to be audited last each time.
+    """
 
     def __init__(self) -> None:
         self._is_held = False
@@ -234,12 +244,12 @@ class LotteryLock:
         try:
             await drawn.wait()
         except trio.Cancelled:
-            if self._waiting.pop(drawn, None) is None:  # this task was drawn before its cancellation
+            if self._waiting.pop(drawn, None) is None:  # this task was drawn as the next holder before its cancellation
                 self._pass_on()
             raise
 
     def _pass_on(self) -> None:
-        """Draw the next holder. The lock stays held until that task runs, so that no other task takes it first."""
+        """Draw the next holder. The lock stays locked until that task runs, so that no other task locks it first."""
         self._is_held = bool(self._waiting)
         if self._waiting:
             drawn = random.choice([event for event, is_first in self._waiting.items() if is_first()] or list(self._waiting))
@@ -250,17 +260,20 @@ class LotteryLock:
 class AuditedProposals:
     def __init__(self, driver: Driver, author: TransactionSubmitter) -> None:
         self._driver, self._author, self._me = driver, author, driver.signer.public
-        self._opening: set[LossOpeningDuty] = set()  # losses that this peer is opening, or cannot open
+        self._opening: set[LossOpeningDuty] = set()  # openings of losses that have begun, also those that this peer cannot make
 
     def open_losses(self, nursery: trio.Nursery) -> None:
-        """Start tasks that open the losses that are due."""
+        """Start a task for each opening of a loss that is newly due."""
         begun, audits = self._opening, self._driver.rules.audits_module
         self._opening = set(audits.loss_openings_due(self._me, self._driver.state))
         for due in self._opening - begun:
             nursery.start_soon(self._open_loss, due)
 
     async def _open_loss(self, due: LossOpeningDuty) -> None:
-        """Submit the opening of a loss, with retries while it is due. A loss that is not opened in time costs only its reward."""
+        """Submit the opening of a loss, with retries while it is due.
+
+        Without an opening in time, the trainer only loses a reward.
+        """
         computing, pause = self._driver.round_executor.participant.worker_client, RETRY_SECONDS
         kept = voter.read_opening(computing.text_folder, due.job, due.round, due.trainer) if computing else None
         while computing is not None and kept is not None and due in self._opening:
@@ -276,11 +289,12 @@ class AuditedProposals:
             pause = min(RETRY_SECONDS_MAX, 2 * pause)
 
     async def delete_expired_files(self) -> None:
-        """Delete buffers that no auditor can request any more, and losses that need no opening.
+        """Delete buffers that no auditor can request any more, and stored openings of losses that cannot become due.
 
-        The audit window bounds the number of kept rounds, and `training.job_spec.AUDIT_BYTES_MAX` their size at a job's start.
+        The audit window bounds the number of stored rounds. `training.job_spec.AUDIT_BYTES_MAX` bounds their size when a job
+        starts.
         """
-        # Files are listed before the state is read, so that those of a round that opens meanwhile stay.
+        # Files are listed before the state is read, so that the files of a round that opens meanwhile stay.
         kept = await trio.to_thread.run_sync(self._driver.blobs.retained_rounds)
         computing = self._driver.round_executor.participant.worker_client
         sealed = await trio.to_thread.run_sync(voter.list_opening_files, computing.text_folder) if computing else ()
@@ -300,11 +314,11 @@ class AuditedProposals:
 
 
 class AuditEventLog:
-    """Events for new entries of the decided audit log, and for suspensions of this peer."""
+    """The writer of events for new entries of the ledger's audit log, and for suspensions of this peer."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._height = driver.state.height  # entries up to this height have events
+        self._height = driver.state.height  # events were written for entries up to this height
         self._suspended: dict[bytes, int] = {}
 
     def log_results(self) -> None:
@@ -326,7 +340,7 @@ class AuditEventLog:
 
 
 def describe_audit_entry(entry: AuditLogEntry, state: LedgerState) -> str:
-    """Return the result of an audit as one line."""
+    """Return a line for people with the result of an audit."""
     auditor, trainer = (short_id(state.members.current_key(key)) for key in (entry.auditor, entry.trainer))
     where = f"{trainer} in round {display_round_number(entry.round)}"
     found = f" ({finding_label(entry, state)})" if entry.finding is not None else ""
@@ -360,7 +374,7 @@ def finding_label(entry: AuditLogEntry, state: LedgerState) -> str:
 
 
 def _suspensions(person: bytes, state: LedgerState) -> Iterator[tuple[bytes, int]]:
-    """Yield (running job, first round in which this member trains again) for its suspensions."""
+    """Yield (running job, first round in which the member may train again) for each suspension of this member."""
     for key, job in state.jobs.running().items():
         until = max(state.audits.suspensions_in(key).get(person, 0), job.suspended_trainers.get(person, 0))
         if until > job.round:
@@ -368,7 +382,7 @@ def _suspensions(person: bytes, state: LedgerState) -> Iterator[tuple[bytes, int
 
 
 def suspension_reason(person: bytes, state: LedgerState) -> str:
-    """Return the end and the reason of this member's suspension, or an empty string if it may train."""
+    """Return a text with the end and the reason of this member's suspension, or an empty string if the member may train."""
     for job, until in _suspensions(person, state):
         since = f"suspended until round {display_round_number(until)}"
         if state.audits.suspensions_in(job).get(person) != until:

@@ -21,30 +21,32 @@ from protocol.messages import Proposal
 from training.job_disk_space import ROUNDS_MIN, job_disk_space, require_disk_space
 from training.job_spec import ANCHOR_ROUNDS_MAX, JobSpec
 
-FORGOTTEN_JOB_HEIGHTS = 256  # equal to ROUNDS_MIN, because a height closes at most one round of each job
+# Blocks after a forgotten job's last round before its payloads are deleted: equal to ROUNDS_MIN, because a block closes at most
+# one round of each job.
+FORGOTTEN_JOB_HEIGHTS = 256
 
 assert min(ROUNDS_MIN, FORGOTTEN_JOB_HEIGHTS) > 2 * (SNAPSHOT_LAG_HEIGHTS + SNAPSHOTS_MAX * SNAPSHOT_HEIGHTS) > ANCHOR_ROUNDS_MAX
 
-FETCHES_MAX = 8  # concurrent fetches of pinned blobs, which leave room for the transfers of rounds
+FETCHES_MAX = 8  # concurrent fetches of pinned blobs: few, so that the transfers of rounds have room
 
 log = logging.getLogger("peer")
 
-RETRY_SECONDS = 5.0  # pause after an undecided transaction, or while the disk is full
+RETRY_SECONDS = 5.0  # pause before a retry after an undecided transaction, or while the disk is full
 
 
 @dataclass
 class PayloadPruner:
-    """The deletion of payloads of old rounds, refused proposals and forgotten jobs, so that training does not fill the disk.
+    """The task that deletes payloads of old rounds, refused proposals and forgotten jobs, before they fill the disk.
 
-    Each job keeps the newest payloads that fit into `payloads_gb`, or all if it is 0. It always keeps payloads that a peer may
-    still need, even if an older round names them, too:
+    The newest payloads of each job that fit into the setting `payloads_gb` stay, or all payloads if the setting is 0. Payloads
+    that a peer may still need always stay, even if an older round names them, too:
 
     | user of a payload                                     | rounds                                                      |
     | models that were not durable when the machine stopped | the last `ANCHOR_ROUNDS_MAX`                                |
     | peers that were away and fetch blocks, no snapshot    | one for each missing height, and for each that follows      |
     | trainers' earlier proposals, and their re-executors   | `suspension_rounds` before those that may still be audited  |
 
-    `peer export` needs all payloads, and fetches missing ones from peers that keep more.
+    `peer export` needs all payloads, and fetches missing ones from peers with a larger `payloads_gb`.
 
     | payload of                 | is deleted                 | reason                                                           |
     |----------------------------|----------------------------|------------------------------------------------------------------|
@@ -56,12 +58,13 @@ class PayloadPruner:
     """
 
     driver: Driver
-    _lately: dict[tuple[bytes, int], Sequence[bytes]] = field(default_factory=dict)  # accepted payloads of recent rounds
-    _jobs: Set[bytes] = frozenset()  # jobs of the last state
-    _forgotten: dict[bytes, tuple[int, int]] | None = None  # forgotten jobs with payloads: last round, and its height
+    # (job, round) -> accepted payloads, for recent rounds.
+    _lately: dict[tuple[bytes, int], Sequence[bytes]] = field(default_factory=dict)
+    _jobs: Set[bytes] = frozenset()  # jobs in the state of the last call
+    _forgotten: dict[bytes, tuple[int, int]] | None = None  # forgotten job with payloads -> (last round, height of its block)
 
     async def run(self) -> None:
-        """Delete payloads after each closed round, except while an export copies payloads."""
+        """Delete unneeded payloads after each closed round, but not while an export copies payloads."""
         looked = dict[bytes, int]()
         while True:
             applied, state = self.driver.block_applied, self.driver.state
@@ -84,7 +87,8 @@ class PayloadPruner:
             if any(_is_open(*of, state) for of in rounds):
                 continue
             named = [accepted(*of) if _is_closed(*of, state) else () for of in rounds]
-            # After a snapshot, this peer does not know the accepted payloads of older rounds, and others may request them.
+            # After a snapshot, this peer does not know which payloads older rounds accepted. Unknown ones stay, since other peers
+            # may need them.
             blobs.release_round_references(digest, rounds, keeps=any(of is None or digest in of for of in named))
 
     def _delete_forgotten(self, state: LedgerState) -> None:
@@ -102,24 +106,27 @@ class PayloadPruner:
         self._delete_before(key, first_kept_round(key, job, state, self.driver.payload_bytes), state)
 
     def _delete_before(self, key: bytes, first: int, state: LedgerState) -> None:
-        """Delete payloads of the rounds before `first`, the oldest first.
+        """Delete payloads of the job's rounds before `first`, the oldest first.
 
-        The search goes back from `first` to the first round without payloads. So after an interruption, it finds the
-        remaining ones.
+        The search goes back from `first` until a round has no payloads. After an interruption, it therefore finds the remaining
+        payloads.
         """
         passed = list[Sequence[bytes]]()
         for number in range(first - 1, -1, -1):
             named = self._accepted(key, number)
             here = [digest for digest in named or () if self.driver.blobs.size(digest) is not None]
             if named is None or (named and not here):
-                break  # older payloads were deleted before, or never stored
+                break  # payloads of older rounds were deleted before, or never stored
             passed.append(here)
         lately = self._named_lately(state) if passed else set()
         for digests in reversed(passed):
             self.driver.blobs.drop_blobs(digest for digest in digests if digest not in lately)
 
     def _named_lately(self, state: LedgerState) -> set[bytes]:
-        """Return the accepted payloads of recent rounds. They stay even if an old round accepted the same payload."""
+        """Return the accepted payloads of recent rounds.
+
+        These payloads stay even if an old round has accepted the same payload.
+        """
         before, self._lately = self._lately, {}
         for key, job in state.jobs.jobs.items():
             if job.phase is not JobPhase.FINISHED:
@@ -129,7 +136,7 @@ class PayloadPruner:
         return {digest for named in self._lately.values() for digest in named}
 
     def _accepted(self, key: bytes, number: int) -> Sequence[bytes] | None:
-        """Return the digests of a closed round's payloads, or None if its block is older than this peer's snapshot."""
+        """Return the digests of a closed round's accepted payloads, or None if its block is older than this peer's snapshot."""
         stored = self.driver.store.closed_round(key, number)
         decided = None if stored is None else self.driver.store.get_decision(stored.height)
         if decided is None:
@@ -145,13 +152,16 @@ def _is_open(key: bytes, number: int, state: LedgerState) -> bool:
 
 
 def _is_closed(key: bytes, number: int, state: LedgerState) -> bool:
-    """Return whether the round was closed. It was not if its job ended before."""
+    """Return whether the round of this job was closed. A round that was open when its job ended was not."""
     job = state.jobs.jobs.get(key)
     return job is None or job.round > number
 
 
 def first_kept_round(key: bytes, job: Job, state: LedgerState, bytes_max: int) -> int:
-    """Return the first round of a job whose payloads stay. `bytes_max` bounds their size, and 0 means no bound."""
+    """Return the first round of a job whose payloads stay.
+
+    `bytes_max` bounds the size of a job's payloads, and 0 means no bound.
+    """
     if not bytes_max:
         return 0
     spec, audits = JobSpec.decode(job.spec), state.audits.jobs.get(key)
@@ -162,7 +172,7 @@ def first_kept_round(key: bytes, job: Job, state: LedgerState, bytes_max: int) -
 
 @dataclass
 class BlobPinner:
-    """The blobs that the network's modules name (`Module.pinned_blobs`), which each peer fetches and keeps.
+    """The task that fetches and pins the blobs that modules of the ledger name (`Module.pinned_blobs`).
 
     Blobs for which a module names a replacement (`Module.replaced_blobs`) are replaced.
     """
@@ -172,7 +182,7 @@ class BlobPinner:
 
     async def run(self) -> None:
         """Fetch the blobs that each block adds, and apply its replacements."""
-        wanted = set[bytes]()  # stored blobs, and blobs that are being fetched
+        wanted = set[bytes]()  # blobs that are stored or being fetched
         seen: dict[str, object] = {}
         replaced: dict[str, int] = {}
         async with trio.open_nursery() as nursery:
@@ -198,7 +208,7 @@ class BlobPinner:
         try:
             old = await trio.to_thread.run_sync(blobs.read_blob, replaced.old, replaced.size_max)
             made = await trio.to_thread.run_sync(replaced.make, old)
-        except MissingBlobError:  # most peers do not store the blob
+        except MissingBlobError:  # no replacement: most peers do not store the old blob
             return
         if made is not None:
             await trio.to_thread.run_sync(blobs.add_bytes, made)
@@ -206,9 +216,9 @@ class BlobPinner:
 
 
 class StartModelAttester:
-    """The task that fetches and checks the start models of queued jobs, and attests that this voter holds them.
+    """The task that fetches and checks the start models of queued jobs, and attests that this voter has them.
 
-    A job starts when a quorum of voters holds its start model.
+    A job starts when a quorum of voters has attested its start model.
     """
 
     def __init__(self, driver: Driver, author: TransactionSubmitter) -> None:
@@ -216,7 +226,7 @@ class StartModelAttester:
         self._begun: set[bytes] = set()
 
     async def run(self) -> None:
-        self._begun.clear()  # a system error may have ended the last run
+        self._begun.clear()  # a system fault may have ended an earlier call, whose tasks must begin again
         async with trio.open_nursery() as nursery:
             while True:
                 applied = self._driver.block_applied
@@ -238,9 +248,9 @@ class StartModelAttester:
         }
 
     async def _attest(self, key: bytes, spec: JobSpec) -> None:
-        """Attest the job's start model, or ask to stop the job if the model is invalid.
+        """Attest the job's start model, or request the end of the job if the model is invalid.
 
-        Transactions are retried until one is decided, or the job leaves the queue.
+        The transaction is retried until it is decided, or until the job leaves the queue.
         """
         from training import parameter_blob
 
@@ -272,7 +282,7 @@ class StartModelAttester:
         scope.cancel()
 
     async def _fetched(self, spec: JobSpec) -> None:
-        """Fetch the start model from any peer as soon as the disk has room for it, and pin it."""
+        """Fetch a job's start model from any peer as soon as the disk has room for it, and pin the blob."""
         from training import parameter_blob
 
         assert spec.initial_model is not None

@@ -1,8 +1,8 @@
 """The driver of the daemon: one task that feeds all inputs to the node in order and carries out the node's effects.
 
-Messages, timers and results of slow work come into one inbox. Each batch of them is one step of the `Node`. The driver stores its
-effects with one fsync, then sends them. Slow work (applying a block, judging a payload, training) runs in other tasks and reports
-through the inbox, so that it never delays a vote.
+Messages and results of slow work come into one inbox. The driver gives the waiting items to one step of the `Node`, stores the
+step's records with one fsync, then sends its messages. Slow work (applying a block, judging a payload, training) runs in other
+tasks and reports through the inbox, so that it never delays a vote.
 """
 
 from __future__ import annotations
@@ -49,15 +49,17 @@ from transport.network import DataReceived, DuplicateIdentity, NetworkEvent, Pee
 
 log = logging.getLogger("peer")
 
-# Items that wait for the driver, and bytes of their messages. If the inbox is full, the network is not read (backpressure).
+# Limits of the driver's inbox: waiting items, and bytes of their messages. While the inbox is full, links are not read
+# (backpressure).
 INBOX_MAX, INBOX_BYTES_MAX = 512, 4 * MESSAGE_BYTES_MAX
-LAG_HEIGHTS_MAX = 2  # decided but not applied heights; a peer with more was away, and its missed rounds do not measure its speed
-BATCH_MAX = 64  # items in one step; this bounds the wait of a vote for the fsync
+# Decided heights that are not applied; a peer with more was away, and its missed rounds do not measure its speed.
+LAG_HEIGHTS_MAX = 2
+BATCH_MAX = 64  # items in one step: this bounds the time for which a vote waits for the step's fsync
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitedAction(StepAction):
-    """An action of another task that runs inside the driver. `done` is set when its effects are durable and sent."""
+    """An action of another task that runs inside the driver. `done` is set when the action's effects are durable and sent."""
 
     done: trio.Event
 
@@ -66,13 +68,16 @@ class AwaitedAction(StepAction):
 class _PendingRestore:
     restored: RestoredSnapshot
     links: tuple[LightBlock, ...]
-    repairs: bool  # the snapshot replaces a wrong state of any height
+    repairs: bool  # True if the snapshot replaces a wrong state, whose height does not matter
     done: trio.Event
     is_taken: bool = False
 
 
 class Driver:
-    """The driver of one node; `run` runs once. Other tasks read it between steps, and change it by `run_action` only."""
+    """The driver of one node.
+
+    `run` is called once. Other tasks read the node between steps, and change it only by `run_action`.
+    """
 
     def __init__(
         self,
@@ -91,11 +96,11 @@ class Driver:
         """Create a driver.
 
         `anchor` is a block that is known to be decided; the history of other peers must contain it. `payload_bytes` bounds the
-        payloads that are kept of each job, and 0 means no bound.
+        stored payloads of each job, and 0 means no bound.
         """
         self.signer, self.store, self.blobs, self.host = signer, store, blobs, host
         self.network, self.events = network, event_log
-        # While an export copies payloads, no payload is deleted.
+        # Number of exports that copy payloads now. No payload is deleted meanwhile.
         self.payload_bytes, self.running_exports = payload_bytes, 0
         self.rules, self.applied, self.chain_id = rules, applied, rules.chain_id
         self._anchor_height = anchor.height if anchor else 0
@@ -133,15 +138,15 @@ class Driver:
         self._inbox_send, self._inbox = trio.open_memory_channel[NodeInput](INBOX_MAX)
         self._inbox_bytes, self._inbox_room = 0, trio.Event()
         self._verification = SignaturePreverifier(rules, network, applied, self._deliver)
-        self._decided = trio.Event()  # set and replaced when blocks were decided
+        self._decided = trio.Event()  # set, and replaced by a new event, when blocks were decided
         self._deadline: float | None = None
-        self.block_applied = trio.Event()  # set and replaced when a block was applied
+        self.block_applied = trio.Event()  # set, and replaced by a new event, when a block was applied
         self._applying, self._applying_ended = trio.CancelScope(), trio.Event()
         self._restores: _PendingRestore | None = None
-        self._copied: DuplicateIdentity | None = None  # kept for a restored node
+        self._copied: DuplicateIdentity | None = None  # the notice of a copied key, which a restored node gets again
 
     def _restored_node(self, measured: RoundTimings | None = None) -> Node:
-        """Return a node with the state and the journal in the store."""
+        """Return a node with the state and the own statements that are in the store."""
         state = self.applied.current
         last = self.store.get_decision(state.height)
         ledger = LedgerApplication(self.rules, self.applied, last.decode().state_root if last else state.state_root)
@@ -152,7 +157,10 @@ class Driver:
         return Node(self.signer, self.rules, ledger, restart, self.rules.verifier, spoken, accepted, *known)
 
     def now(self) -> float:
-        """Return seconds since the epoch by a monotonic clock, which ignores later changes and counts the machine's sleep."""
+        """Return seconds since the epoch.
+
+        The clock is monotonic: it ignores later changes of the system time, and counts the machine's sleep.
+        """
         self._slept = max(self._slept, _seconds_slept() - self._slept_before)
         return self._started_wall + (trio.current_time() - self._started) + self._slept
 
@@ -185,7 +193,7 @@ class Driver:
                     await self._install_pending_restore(self._restores)
 
     async def run_action(self, do: Callable[[], RoundEffects | None]) -> None:
-        """Run `do` in the driver's next step, and wait until its effects are durable and sent."""
+        """Run `do` in the driver's next step, and wait until the effects of `do` are durable and sent."""
         done = trio.Event()
         await self._inbox_send.send(AwaitedAction(do, done))
         await done.wait()
@@ -194,7 +202,8 @@ class Driver:
         async for event in self.network.events:
             if isinstance(event, DataReceived) and is_snapshot_message(event.data):
                 self.state_sync.receive_message(event.peer, event.data)
-                self.network.worked(event.peer, 0.0)  # `state_sync` charges the work later
+                # Frees the link for its next message; `state_sync` charges the processor time later.
+                self.network.worked(event.peer, 0.0)
             elif isinstance(event, DataReceived) and self._verification.should_preverify(event):
                 self._verification.enqueue_message(event)
             else:
@@ -214,7 +223,7 @@ class Driver:
         return item
 
     async def _next_items(self) -> list[NodeInput]:
-        """Return the waiting items. Wait for the first one, but not beyond the deadline."""
+        """Return the items in the inbox. Wait for the first item, but not beyond the node's deadline."""
         await trio.lowlevel.checkpoint()
         items = self._items_here()
         if not items:
@@ -233,14 +242,15 @@ class Driver:
                 break
         return items
 
-    # One turn
+    # One step
 
     async def _step(self, items: list[NodeInput]) -> None:
         started = time.thread_time()
         turn = self.node.step(items, self.now())
         self._deadline = turn.deadline
         spent = [(peer, seconds) for peer, times in self.node.processor_seconds.items() for seconds in times]
-        # The other costs of a step are charged to its messages in equal parts, unless the step contains work of this peer itself.
+        # The other processor time of a step is charged in equal parts to its items, unless the step contains work of this peer
+        # itself.
         rest = (time.thread_time() - started - sum(seconds for _, seconds in spent)) / max(1, len(items))
         rest *= all(isinstance(item, DataReceived | PeerConnected | PeerDisconnected) for item in items)
         for peer, seconds in spent:
@@ -256,7 +266,7 @@ class Driver:
         for send in turn.sends:
             if not isinstance(send, SendMessage):
                 self._answering.enqueue_request(send)
-        # The thread always finishes, but the round executor may be closed meanwhile.
+        # The thread of the effects always finishes, but a cancelled driver must stop here: the round executor may be closed.
         await trio.lowlevel.checkpoint_if_cancelled()
         changes = self.node.take_round_changes()
         self._observe_step(turn, changes)
@@ -298,7 +308,7 @@ class Driver:
     def _observe_step(self, turn: StepEffects, changes: Sequence[RoundChange]) -> None:
         opened = {change.key for change in changes if not isinstance(change, RoundEnded)}
         for signer, message in self.node.counted_messages:
-            # Other messages of this peer were read from the disk.
+            # Own messages of a round that has just opened were read from the disk, and reported before the restart.
             if signer != self.signer.public or (message.job, message.round) not in opened:
                 self.observer.report_round_message(signer, message)
         for evidence in turn.evidence:
@@ -319,7 +329,7 @@ class Driver:
     # Decisions
 
     async def _apply_decided(self) -> None:
-        """Apply decided blocks in order, including those of an earlier process."""
+        """Apply decided blocks in order, also those that an earlier process of this peer has stored."""
         try:
             with self._applying:
                 await self._apply_after(self.state)
@@ -333,37 +343,41 @@ class Driver:
                 await self.state_sync.wait_to_apply()
                 block = decided.decode()
                 if block.state_root != state.state_root:
-                    return  # the state is wrong; this task restarts after the certified state is restored
+                    return  # this peer's state is wrong; the task starts again when a certified state is restored
                 last = self.rules.last_supported_height(state)
                 if last is not None and block.height > last:
                     return  # only a newer program can apply the block
-                if len(block.body) > LARGE_BYTES:  # observers and returning peers have not verified its signatures
+                # Peers that are behind or do not vote have not verified the signatures in the block.
+                if len(block.body) > LARGE_BYTES:
                     await trio.to_thread.run_sync(self._verify_ahead, block.body)
                 transition = self.rules.apply_block(state, block)
                 before, state = state, transition.finish_state(await self._step_models(transition))
                 rounds = [_stored_round(closed, state) for closed in transition.closed_rounds]
-                # A thread encodes the state, since a block may have changed many rows, which are hashed now.
+                # A thread encodes the state: a block may have changed many rows, which are hashed at this time.
                 encoded = await trio.to_thread.run_sync(self.rules.encode_state, state)
                 link = make_light_block(decided, VoterSet(state.members.voters))
                 save = partial(self.store.save_state, tables=state.tables)
                 await trio.to_thread.run_sync(save, state.height, state.state_root, encoded, rounds, link)
                 for key in before.jobs.jobs.keys() - state.jobs.jobs.keys():
-                    if not self.rules.jobs_module.has_trained(before.jobs.jobs[key]):  # trained models are kept
+                    if not self.rules.jobs_module.has_trained(before.jobs.jobs[key]):  # the files of trained models stay
                         self.host.discard_job(key)
                 await self._inbox_send.send(AppliedBlock(decided, transition, state))
             await more.wait()
 
     def _verify_ahead(self, body: bytes) -> None:
-        with contextlib.suppress(RemoteProtocolError):  # `apply_block` reports the error
+        with contextlib.suppress(RemoteProtocolError):  # `apply_block` reports the same error
             self.rules.preverify_signatures(decode_body(body))
 
     async def _step_models(self, transition: StateTransition) -> dict[bytes, bytes]:
-        """Return the model roots after a block. Fetches have no timeout, because a quorum has stated that it holds the blobs."""
+        """Return the model roots after a block by job.
+
+        Fetches have no timeout, because a quorum has stated that it has the blobs.
+        """
         roots: dict[bytes, bytes] = {}
         for job in transition.started_jobs:
             begun = transition.state.jobs.jobs[job]
             spec = JobSpec.decode(begun.spec)
-            if spec.initial_model is not None:  # a quorum has attested that it holds these parameters
+            if spec.initial_model is not None:  # a quorum has attested that it has these parameters
                 from training import parameter_blob
 
                 size, voters = parameter_blob.blob_bytes(spec), transition.state.members.voters
@@ -376,7 +390,7 @@ class Driver:
         for closed in transition.model_steps:
             for signed in closed.proposals:
                 proposal = codec.decode_message(signed.body, (Proposal,))
-                # The payload is pinned before the fetch, so that a stored one is not deleted meanwhile.
+                # The payload is pinned before the fetch, so that a stored copy is not deleted meanwhile.
                 self.blobs.pin_blob(proposal.payload)
                 await self.network.fetch_blob(proposal.payload, proposal.payload_bytes, (signed.signer, *closed.ballots))
                 self.blobs.pin_blob(proposal.payload)
@@ -384,7 +398,7 @@ class Driver:
         return roots
 
     def _recover_models(self) -> None:
-        """Recompute models that were not written to the disk before the machine stopped."""
+        """Compute models again that were not written to the disk before the machine stopped."""
         for name, job in self.state.jobs.jobs.items():
             judged = partial(_judged_round, self.store, name, job.spec)
             computed = self.host.recover_model(name, job.round, job.model_root, judged, self.blobs.read_range)
@@ -396,9 +410,12 @@ class Driver:
     # Snapshots
 
     async def restore_state(self, restored: RestoredSnapshot, links: tuple[LightBlock, ...], repairs: bool) -> bool:
-        """Replace the node's state, and wait until that is done. Return False if applied blocks were faster than the snapshot."""
+        """Replace the node's state by a snapshot, and wait for the end.
+
+        Return False if applied blocks were faster than the snapshot.
+        """
         self._restores = restores = _PendingRestore(restored, links, repairs, trio.Event())
-        await self.run_action(lambda: None)  # wakes the driver, which installs it after the step
+        await self.run_action(lambda: None)  # wakes the driver, which installs the snapshot after the step
         await restores.done.wait()
         return restores.is_taken
 
@@ -424,7 +441,7 @@ class Driver:
         restores.done.set()
 
     def _install(self, restores: _PendingRestore) -> bool:
-        """Install models, then the state. Models are not used before the store names them."""
+        """Install a snapshot's models, then its state. Models are not used before the state in the store names them."""
         restored = restores.restored
         if restored.is_overtaken(max(self.store.state_roots(), default=0), restores.repairs):
             return False
@@ -473,24 +490,25 @@ class Driver:
 
 
 def load_state(rules: LedgerRules, store: LedgerStore) -> LedgerState:
-    """Return the state after the last applied block, or that of the genesis."""
+    """Return the state after the last applied block, or the state of the genesis."""
     state = rules.restore_state(store.encoded_state())
     store.rows.attach_tables(state.tables)
     return state
 
 
 def _seconds_slept() -> float:
-    """Return the seconds that this machine has slept since its start, which trio's clock omits; 0 without CLOCK_BOOTTIME.
+    """Return the seconds that this machine has slept since its start, which Trio's clock does not count.
 
-    The result is slightly too small if the process is interrupted between the two readings.
+    Return 0 on systems without CLOCK_BOOTTIME. The result is slightly too small if the process is interrupted between the two
+    readings.
     """
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) - time.monotonic()
 
 
 def _judged_round(store: LedgerStore, job: bytes, spec: bytes, number: int) -> ClosedRoundOutcome:
-    """Return the inputs of a round's model step from the stored round and the block that closed it.
+    """Return the inputs of a round's model step, from the stored round and the block that closed the round.
 
-    Raises `StorageError` if either is missing.
+    Raises `StorageError` if the round or the block is missing.
     """
     stored = store.closed_round(job, number)
     decided = store.get_decision(stored.height) if stored else None

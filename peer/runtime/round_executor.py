@@ -37,22 +37,24 @@ from training.model_store import JobModelStore
 from training.round_context import EVALUATION_SECONDS, REPLAYS, TRAINING_NATS, OpenRoundContext, RoundParticipant
 from transport.connections.connection_manager import ConnectionManager
 
-LOSS_ROUNDS_KEPT = 64  # more rounds than a rollback undoes, and the earlier rounds for comparison
+LOSS_ROUNDS_KEPT = 64  # last rounds of a job whose losses stay: more than a rollback undoes, and earlier rounds for comparison
 
-RunAction = Callable[[Callable[[], RoundEffects | None]], Awaitable[None]]  # `Driver.run_action`
+RunAction = Callable[[Callable[[], RoundEffects | None]], Awaitable[None]]  # type of `Driver.run_action`
 _Judges = Callable[[OpenRoundContext], Awaitable[Verdict]]
 _RecordsVerdict = Callable[[OpenRounds, RoundKey, bytes, Verdict, float], None]
 
-# Rounds whose payloads must fit on the disk before a trainer computes. Each round checks again, so that long jobs can begin.
+# Next rounds of a job whose payloads must fit on the disk before a trainer computes. The check is repeated in each round, so a
+# long job can begin before the disk has room for all rounds.
 ROUNDS_AHEAD = 100
-RESERVED_BYTES = 512 << 20  # left for the ledger and other data, because a full disk stops the peer
-CHECK_SECONDS = 10.0  # between checks while the disk lacks room
+RESERVED_BYTES = 512 << 20  # bytes of the disk that jobs must leave for the ledger and other data: a full disk stops the peer
+CHECK_SECONDS = 10.0  # seconds between checks while the disk lacks room
 
 
 class RoundExecutor:
-    """The tasks of a role. `run` runs once, and `open_round` and `close_round` follow the applied state.
+    """The tasks of this peer's role (trainer or voter) in open rounds.
 
-    Results of the role go to the driver.
+    `run` is called once. `open_round` and `close_round` follow the applied state. Verdicts and proposals of the role go to the
+    driver.
     """
 
     def __init__(
@@ -77,8 +79,9 @@ class RoundExecutor:
         self.disk_space = DiskSpaceMonitor(me, store.path.parent, host, event_log, applied, payload_bytes)
         self._open: dict[RoundKey, OpenRoundContext] = {}
         self._working: dict[RoundKey, trio.Nursery] = {}
-        self._begun: set[tuple[RoundKey, bytes, str]] = set()  # judgements: round, trainer, kind of work
-        self._replays = Counter[RoundKey]()  # number of begun re-executions
+        # Checks and re-executions that have begun: (round, trainer, kind of work).
+        self._begun: set[tuple[RoundKey, bytes, str]] = set()
+        self._replays = Counter[RoundKey]()  # round -> number of re-executions that have begun
         self.loss_history, self.loss_recorded = LossHistory(), trio.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -88,7 +91,7 @@ class RoundExecutor:
             await trio.sleep_forever()
 
     def replace_rounds(self, rounds: OpenRounds) -> None:
-        """Close all rounds. The peer continues from a restored state with `rounds`."""
+        """Close all open rounds. The peer continues from a restored state, whose open rounds are `rounds`."""
         for key in list(self._open):
             self.close_round(key)
         self._rounds = rounds
@@ -107,12 +110,12 @@ class RoundExecutor:
         self._begun = {entry for entry in self._begun if entry[0] != key}
 
     def finish_job(self, key: RoundKey, job: Job) -> None:
-        """Evaluate the last model of a job, since no further round opens for it, and delete the job's old files."""
+        """Evaluate the last model of a finished job, since no further round evaluates it, and delete the job's old files."""
         self._nursery.start_soon(self._guarded, "measuring", self.participant.observe_round, self.make_context(key, job))
         self._nursery.start_soon(trio.to_thread.run_sync, self._delete_old_files, key, job)
 
     def make_context(self, key: RoundKey, job: Job) -> OpenRoundContext:
-        """Return the role's context for the job's open round, or for a finished job."""
+        """Return the context with which the role works on the job's open round, or on the model of a finished job."""
 
         async def publish(proposal: Proposal, opening: LossOpening | None) -> None:
             await self._run_action(lambda: self._rounds.publish_proposal(proposal, self._now(), opening))
@@ -168,18 +171,19 @@ class RoundExecutor:
             if opened.me in opened.terms.trainers and not spoken:
                 self._working[key].start_soon(self._train, job, opened)
             await self.disk_space.check_job(opened.job, job)
-            await trio.to_thread.run_sync(self._delete_old_files, key, job)  # no task waits for the deletion
+            # Checks and training run in other tasks and do not wait for the deletion.
+            await trio.to_thread.run_sync(self._delete_old_files, key, job)
             await trio.sleep_forever()
 
     async def _train(self, job: Job, opened: OpenRoundContext) -> None:
-        """Wait until the disk has room, according to the latest check, then train."""
+        """Wait until the latest check finds room on the disk, then compute and publish the update."""
         while self.disk_space.is_short_for(opened.job):
             await trio.sleep(CHECK_SECONDS)
             await self.disk_space.check_job(opened.job, job)
         await self._guarded("training", self.participant.propose, opened)
 
     async def _guarded(self, what: str, work: Callable[[OpenRoundContext], Awaitable[None]], opened: OpenRoundContext) -> None:
-        """Run `work`. Its failure adds a warning and is ignored, unless the disk failed.
+        """Run `work` on the round. If it fails, add a warning to the events and continue.
 
         Raises `StorageError` if the disk failed.
         """
@@ -201,12 +205,13 @@ class RoundExecutor:
         anchors, is_over = [anchor.round for anchor in job.anchors], job.phase is JobPhase.FINISHED
         with skip_without_descriptors("the deletion of old models"):
             audits = self._applied.current.audits.jobs.get(key[0])
-            audited = frozenset(audits.rounds) if audits else frozenset[int]()  # rounds with proposals that may still be audited
+            # Closed rounds whose proposals may still be audited.
+            audited = frozenset(audits.rounds) if audits else frozenset[int]()
             self._host.prune_models(*key, JobSpec.decode(job.spec), audited, anchors, is_over)
         self.delete_expired_files()
 
     def delete_expired_files(self) -> None:
-        """Delete temporary buffers and optimizer state that no open round needs. It may run in a thread."""
+        """Delete temporary buffers and optimizer state that no open round needs. This method may run in a thread."""
         keep: set[bytes | None] = set()
         for opened in list(self._open.values()):
             for record in opened.model.records.values():
@@ -219,7 +224,7 @@ class RoundExecutor:
             self._blobs.delete_unowned({digest for digest in keep if digest is not None})
 
     def _declared(self, proposal: Proposal) -> Iterable[bytes]:
-        """Return the blobs that a proposal's declaration names, or none if the declaration is invalid."""
+        """Return the digests of blobs that a proposal's declaration names, or no digest if the declaration is invalid."""
         opened = self._open.get((proposal.job, proposal.round))
         try:
             return opened.spec.declared_blobs(proposal.declaration) if opened else ()
@@ -247,7 +252,7 @@ class RoundExecutor:
                     self._working[key].start_soon(self._judge, "re-executing", opened, trainer, replay, record)
 
     async def _judge(self, what: str, opened: OpenRoundContext, trainer: bytes, work: _Judges, record: _RecordsVerdict) -> None:
-        """Give the driver the verdict of `work`, or UNJUDGED if the work fails."""
+        """Run `work`, and give its verdict to the driver, or UNJUDGED if it fails."""
         verdict = Verdict.UNJUDGED
 
         async def judge(opened: OpenRoundContext) -> None:
@@ -264,28 +269,31 @@ def _opened(signed: Signed) -> Proposal:
 
 
 class LossHistory:
-    """This trainer's last losses in each job, by which each trainer notices a false update that does much damage."""
+    """The training losses of this trainer's last rounds in each job.
+
+    A jump of the loss shows a false update that does much damage.
+    """
 
     def __init__(self) -> None:
         self._jobs: OrderedDict[bytes, dict[int, float]] = OrderedDict()
 
     def record_loss(self, job: bytes, number: int, loss: float) -> None:
-        """Record this trainer's loss of a round. An undefined loss is infinite."""
+        """Record this trainer's loss of a round. Infinity stands for an undefined loss."""
         losses = self._jobs.pop(job, {}) | {number: loss}
         self._jobs[job] = dict(sorted(losses.items())[-LOSS_ROUNDS_KEPT:])
         while len(self._jobs) > RUNNING_MAX:
             self._jobs.popitem(last=False)
 
     def losses(self, job: bytes, undone: Iterable[tuple[int, int]]) -> dict[int, float]:
-        """Return the losses by round, without those of undone rounds. `undone` has the first and last round of each range."""
+        """Return the job's losses by round, without undone rounds. `undone` has the (first, last) round of each undone range."""
         known, lines = self._jobs.get(job, {}), list(undone)
         return {of: loss for of, loss in known.items() if not any(first <= of <= last for first, last in lines)}
 
 
 def _figure(name: str, value: float, number: int, unit: str) -> str:
-    """Return a line about one measurement. `unit` is that of the training loss.
+    """Return a line for people about one measurement of a round. `unit` is the unit of the training loss.
 
-    Held-out figures are those of the model before the round.
+    Held-out figures describe the model before the round.
     """
     shown = display_round_number(number)
     if name.startswith("training_"):
@@ -301,25 +309,25 @@ def _figure(name: str, value: float, number: int, unit: str) -> str:
 @dataclass(frozen=True, slots=True)
 class DiskShortage:
     text: str
-    blocks_training: bool  # True if even the next rounds do not fit
+    blocks_training: bool  # True if the disk lacks room even for the next `ROUNDS_AHEAD` rounds
 
 
 @dataclass
 class DiskSpaceMonitor:
-    """The disk space that jobs need. `check_job` runs before a job begins, and in each of its rounds."""
+    """The checks of the disk space that jobs need. `check_job` is called before a job begins and in each of its rounds."""
 
     me: bytes
-    folder: Path  # folder of all data
+    folder: Path  # folder with all data of the peer
     host: JobModelStore
     events: EventLog
     applied: CurrentState
-    payload_bytes: int = 0  # bound of the kept payloads of a job; 0 means no bound
+    payload_bytes: int = 0  # bound of a job's stored payloads; 0 means no bound
     free: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
-    _lacks: dict[bytes, DiskShortage] = field(default_factory=dict)  # job -> shortage
+    _lacks: dict[bytes, DiskShortage] = field(default_factory=dict)  # job -> shortage that the latest check found
 
     @property
     def shortage_text(self) -> str:
-        """A line for people about jobs that do not fit, or an empty string."""
+        """A line for people about unfinished jobs that do not fit on the disk, or an empty string."""
         going_on = self.applied.current.jobs.unfinished()
         return "; ".join(lack.text for key, lack in self._lacks.items() if key in going_on)
 
@@ -359,9 +367,9 @@ class DiskSpaceMonitor:
 
 
 def _size(folder: Path) -> int:
-    """Return the bytes of all files in a folder. Files may vanish meanwhile, and hard links count once."""
+    """Return the size of all files in a folder in bytes. Files that vanish meanwhile are skipped, and hard links count once."""
     sizes = {}
-    for inside, _, names in os.walk(folder):  # it skips folders that were deleted
+    for inside, _, names in os.walk(folder):  # `os.walk` skips folders that are deleted meanwhile
         for name in names:
             with contextlib.suppress(OSError):
                 found = os.lstat(os.path.join(inside, name))

@@ -1,6 +1,7 @@
-"""Snapshots in the daemon: this peer serves them, and fetches one if it is far behind or has computed a wrong state.
+"""Snapshots in the daemon: this peer serves snapshots to other peers, and fetches one if it is far behind or has computed a wrong
+state.
 
-This module only carries messages between `ledger.snapshots`, which makes the decisions, the network and the disk.
+`ledger.snapshots` makes the decisions. This module only carries data between `ledger.snapshots`, the network and the disk.
 No vote waits for this module: messages have a separate queue, disk work runs in a thread, and answers have the lowest priority.
 """
 
@@ -41,22 +42,23 @@ from training.model_store import JobModelStore
 from transport.connections.connection_manager import ConnectionManager
 from transport.network import Priority
 
-# Waiting messages and their bytes. Honest peers have fewer on the way, and lost messages are requested again.
+# Limits of waiting snapshot messages and of their bytes. Honest peers send fewer at once, and dropped messages are requested
+# again.
 INBOX_MAX: Final = 128
 INBOX_BYTES_MAX: Final = 32 << 20
-LINK_POLL_SECONDS: Final = 1.0  # between checks for new and broken links during a transfer
-RETRY_SECONDS: Final = 5.0  # between transfers, since claimed heights may be false
-# longest pause in the application of blocks during a transfer, because both need the processor
+LINK_POLL_SECONDS: Final = 1.0  # seconds between checks for new and broken links during a transfer
+RETRY_SECONDS: Final = 5.0  # seconds between two transfers: a transfer may fail because heights that peers claim may be false
+# longest pause in the application of blocks during a transfer: the transfer needs the processor, too
 APPLY_PAUSE_SECONDS_MAX: Final = 20.0
-DIVERGENCE_REPORTS_KEPT: Final = 3  # a report is as large as the ledger
+DIVERGENCE_REPORTS_KEPT: Final = 3  # stored reports on wrong states: each is as large as the ledger
 
-# The first bytes of these messages, by which the network's reader distinguishes them from votes without decoding a megabyte.
+# First bytes of snapshot messages. The reader of links distinguishes them from votes by these bytes, without decoding a megabyte.
 _PREFIXES: Final = tuple(
     bytes((0x90 + 1 + len(fields(kind)), 0xA0 + len(kind.TAG))) + kind.TAG.encode() for kind in SNAPSHOT_MESSAGES
 )
 
 
-# Replaces the node's state; returns False if applied blocks were faster. See `Driver.restore_state`.
+# Type of `Driver.restore_state`, which replaces the node's state and returns False if applied blocks were faster.
 RestoreState = Callable[[RestoredSnapshot, tuple[LightBlock, ...], bool], Awaitable[bool]]
 
 
@@ -65,9 +67,9 @@ def is_snapshot_message(data: bytes) -> bool:
 
 
 class StateSync:
-    """The task that serves and fetches snapshots; `run` runs once.
+    """The task that serves and fetches snapshots. `run` is called once.
 
-    The driver calls `receive_message`, `add_applied_state` and `start_if_needed`, none of which waits.
+    The driver calls `receive_message`, `add_applied_state` and `start_if_needed`, which return at once.
     """
 
     def __init__(
@@ -92,13 +94,14 @@ class StateSync:
         self._inbox: deque[tuple[bytes, bytes]] = deque()
         self._inbox_bytes = 0
         self._wake = trio.Event()
-        self._clear = trio.Event()  # set while no proven snapshot is being fetched
+        # Set unless a snapshot is being fetched whose height is proven: blocks are applied only while it is set.
+        self._clear = trio.Event()
         self._clear.set()
         self._links: frozenset[bytes] = frozenset()
         self._transfer: SnapshotDownload | None = None
-        self._repairs, self._begun = False, 0.0  # whether the transfer repairs a divergence, and its start
+        self._repairs, self._begun = False, 0.0  # True if the transfer repairs a wrong state; time when the transfer began
         self._wanted: tuple[TrustBasis, int] | None = None
-        self._asked_last = b""  # the last peer that was asked for an offer
+        self._asked_last = b""  # last peer to which a request for a snapshot's offer was sent
         if anchor is not None and (own := store.get_decision(anchor.height)) is not None:
             self.check_trusted_block((own,))
         self._not_before = -math.inf
@@ -107,7 +110,7 @@ class StateSync:
     # Calls of the driver -----------------------------------------------------------------------------------------------
 
     def receive_message(self, peer: bytes, data: bytes) -> None:
-        """Queue a message, or drop it if the queue is full. Lost messages are requested again."""
+        """Queue a snapshot message, or drop it if the queue is full. Dropped messages are requested again."""
         if len(self._inbox) < INBOX_MAX and self._inbox_bytes + len(data) <= INBOX_BYTES_MAX:
             self._inbox.append((peer, data))
             self._inbox_bytes += len(data)
@@ -118,7 +121,7 @@ class StateSync:
         self._wake.set()
 
     def start_if_needed(self, replica: Replica) -> None:
-        """Start a transfer if this peer's state diverged or it is far behind."""
+        """Plan the transfer of a snapshot if this peer's state is wrong or far behind."""
         if self._transfer is not None or self._wanted is not None or self._now() < self._not_before:
             return
         self._repairs = replica.divergence is not None
@@ -130,12 +133,15 @@ class StateSync:
             self._wake.set()
 
     async def wait_to_apply(self) -> None:
-        """Wait while a proven snapshot is being fetched, at most APPLY_PAUSE_SECONDS_MAX from the transfer's start."""
+        """Wait while a snapshot of proven height is being fetched.
+
+        The wait ends `APPLY_PAUSE_SECONDS_MAX` after the transfer's start.
+        """
         with trio.move_on_after(max(0.0, self._begun + APPLY_PAUSE_SECONDS_MAX - self._now())):
             await self._clear.wait()
 
     def check_trusted_block(self, decided: Iterable[DecidedBlock]) -> None:
-        """Raise `StorageError` if one of these blocks has the height of the invitation's block, but another digest."""
+        """Raise `StorageError` if one of these blocks has the height of the block in the invitation, but another digest."""
         for item in decided:
             if self._anchor is not None and self._anchor.height == item.height and self._anchor.digest != item.digest:
                 raise StorageError(
@@ -145,10 +151,14 @@ class StateSync:
 
     def _when_behind(self, decided: int) -> tuple[TrustBasis, int]:
         basis = make_trust_basis(self._rules, self._applied.current, self._store.get_decision(decided), self._anchor)
-        return basis, decided + SNAPSHOT_HEIGHTS + 1  # this height exists if the claims are true, which an offer proves
+        # The next snapshot height: it exists if the heights that peers claim are true, and an offer proves that.
+        return basis, decided + SNAPSHOT_HEIGHTS + 1
 
     def _after_divergence(self, reason: str) -> tuple[TrustBasis, int]:
-        """Return the basis of a repair. It trusts decided blocks, but not the wrong state or the voters in it."""
+        """Return (basis of trust, least height) for the repair of a wrong state.
+
+        The basis trusts decided blocks, but not the voters in the wrong state.
+        """
         if reason != self._diagnosed:
             self._diagnosed = reason
             try:
@@ -172,7 +182,7 @@ class StateSync:
             return None
         return snapshot.state, await trio.to_thread.run_sync(self._shelf.light_blocks_to, snapshot.height)
 
-    # The one task ----------------------------------------------------------------------------------------------------
+    # The task ----------------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         state = self._applied.current
@@ -205,7 +215,7 @@ class StateSync:
             self._shelf.add_applied_state(self._news.popleft(), self._now())
         links, before = self._network.connected_peers(), self._links
         self._links = links
-        for peer in self._queue.askers - links:  # a message may be handled after the end of its link
+        for peer in self._queue.askers - links:  # a request may be handled after the end of its link
             self._queue.remove_peer(peer)
         if self._transfer is not None:
             for peer in before - links:
@@ -228,7 +238,7 @@ class StateSync:
                 self._drop_peer(peer, error)
 
     async def _serve(self) -> None:
-        """Answer one request. The loop calls this method again at once if more requests wait."""
+        """Answer one request for a snapshot. The loop calls this method again at once if more requests wait."""
         request = self._queue.pop_request(self._now())
         if request is None:
             return
@@ -263,7 +273,7 @@ class StateSync:
             await self._finish(transfer, transfer.restored)
         else:
             is_overtaken = not self._repairs and 0 < transfer.progress[0] <= self._applied.current.height
-            # Applied blocks were faster than the transfer, or no source is left.
+            # The transfer ends if applied blocks were faster, or if no peer is left that has the snapshot.
             if is_overtaken or transfer.has_no_source(self._now()):
                 self._end_transfer()
 
@@ -299,7 +309,7 @@ class StateSync:
 
     def _end_transfer(self) -> None:
         if self._transfer is not None:
-            if self._transfer.restored is None:  # otherwise the driver may be installing it
+            if self._transfer.restored is None:  # a restored snapshot keeps its parts: the driver may be installing it
                 self._transfer.discard_parts()
             self._asked_last = self._transfer.asked_last
         self._transfer = None
@@ -307,7 +317,10 @@ class StateSync:
 
 
 def save_divergence_report(directory: Path, rules: LedgerRules, state: LedgerState, reason: str) -> Path:
-    """Write a wrong state to a folder for diagnosis: its bytes, and the roots of its modules and models. Return the folder."""
+    """Write a wrong state to a new folder for diagnosis, and return the folder.
+
+    It has the state's bytes and the roots of its modules and models.
+    """
     parent = directory / "diagnostics"
     folder = parent / f"height-{state.height}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -330,7 +343,7 @@ def save_divergence_report(directory: Path, rules: LedgerRules, state: LedgerSta
 
 
 def first_divergent_height(store: LedgerStore, restored: RestoredSnapshot) -> int:
-    """Return the first height at which our state root differs from the certified one, or the restored height if none does."""
+    """Return the first height at which our state root differs from the certified one, or the restored height if there is none."""
     own = store.state_roots()
     certified = {decided.height - 1: decided.decode().state_root for decided in restored.decisions}
     first = restored.height

@@ -1,10 +1,11 @@
-"""The submitter signs transactions of this peer, or of its former key, and waits until each is decided.
+"""The submitter, which signs transactions with this peer's key or its former key, and waits until each is decided.
 
-Several transactions may wait at once, with consecutive nonces, and blocks take them in that order. So an audit report can wait
-for the block that closes its round, without delaying other transactions.
+Several transactions may wait at once. They have consecutive nonces, and blocks contain them in the order of nonces. So an audit
+report can wait for the block that closes its round, without delaying other transactions.
 
-A command is signed again only when its earlier transaction can no longer be decided: another one was decided with its nonce, or
-it expired at an applied height. Until then any leader may include the earlier one, even if other voters refused it.
+A request is signed again only when its earlier transaction can no longer be decided: another transaction was decided with the
+same nonce, or the earlier one expired at an applied height. Until then any leader may include the earlier one, even if other
+voters refused it.
 
 A transaction that is refused now gets a substitute with the same nonce that changes nothing. Only one of the two is ever decided,
 and signing both is no offence. The substitute also closes the gap before the transactions that wait behind it.
@@ -30,12 +31,12 @@ from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Signed, Signer, sign_message
 from protocol.messages import Transaction
 
-LIFETIME_HEIGHTS = 200  # heights until an undecided transaction expires; a round takes seconds
-# Half of a member's share of a mempool. Other peers may still hold transactions that are decided here, and they drop all
-# transactions of a member that has too many.
+LIFETIME_HEIGHTS = 200  # blocks after which an undecided transaction expires: a round of training takes seconds and a block
+# Undecided transactions of this peer: half of a member's limit in a mempool. Other peers may still have transactions that are
+# decided at this peer, and they drop all transactions of a member with too many.
 PENDING_MAX = PENDING_PER_MEMBER_MAX // 2
-COST_IN_LOOP_MAX = 8  # signature checks of a transaction that the event loop does itself: about a millisecond
-DECISION_SECONDS_MAX = 120.0  # after this time the person is told that a quorum may be missing
+COST_IN_LOOP_MAX = 8  # most signature checks of a transaction that the event loop does without a thread: about a millisecond
+DECISION_SECONDS_MAX = 120.0  # longest wait for a decision, after which the user is told that a quorum may be missing
 
 
 class TransactionSubmitter:
@@ -56,10 +57,11 @@ class TransactionSubmitter:
         return bool(self._waiting())
 
     async def submit(self, kind: str, content: object, seconds_max: float = DECISION_SECONDS_MAX) -> Transaction:
-        """Submit a transaction and return it when a block with it is applied.
+        """Submit a transaction, and return it when a block that contains it is applied.
 
         Raises `UserError` if the transaction is refused, if it is not decided within `seconds_max`, or if a snapshot was restored
-        without the block that may contain it. In the last two cases it may still be, or have been, decided.
+        without the block that may contain it. In the last two cases, the transaction may be decided later or may have been
+        decided.
         """
         with trio.move_on_after(seconds_max):
             async with self._places:
@@ -72,7 +74,7 @@ class TransactionSubmitter:
         )
 
     async def _was_decided(self, signed: Signed, transaction: Transaction) -> bool:
-        """Wait until the transaction is decided, or can no longer be. Return whether it was decided."""
+        """Wait until the transaction is decided, or can no longer be decided. Return whether it was decided."""
         while True:
             async with self._lock:
                 applied = self._driver.block_applied
@@ -89,7 +91,7 @@ class TransactionSubmitter:
         return transaction_digest(decided) == transaction_digest(signed)
 
     def _decided_with(self, nonce: int, height: int) -> Signed | None:
-        """Return our decided transaction with this nonce from the blocks up to `height`, or None if its block is missing."""
+        """Return our decided transaction with this nonce from the blocks up to `height`, or None if its block is not stored."""
         while (decided := self._driver.store.get_decision(height)) is not None:
             for signed in decode_body(decided.decode().body).transactions:
                 if signed.signer == self.signer.public and _opened(signed).nonce == nonce:
@@ -98,7 +100,7 @@ class TransactionSubmitter:
         return None
 
     async def _keep_on_log(self, signed: Signed) -> None:
-        """Queue the transaction again, or its substitute if it is refused, unless a transaction with the next nonce waits."""
+        """Queue the transaction again, or a substitute if it is refused, unless the mempool has one with the next nonce."""
         following, members = self.nonce + 1, self._driver.state.members
         if following in self._waiting():
             return
@@ -110,13 +112,13 @@ class TransactionSubmitter:
         await self._put(signed)
 
     def _waiting(self) -> dict[int, Signed]:
-        """Return our undecided transactions by nonce."""
+        """Return our undecided transactions in the mempool by nonce."""
         return {_opened(signed).nonce: signed for signed in self._driver.node.ledger.mempool.transactions_of(self.signer.public)}
 
     async def _put_on_log(self, kind: str, content: object) -> tuple[Signed, Transaction]:
-        """Sign and queue a transaction. Raises `UserError` if it is refused now.
+        """Sign a transaction and add it to the mempool. Raises `UserError` if the present state refuses the transaction.
 
-        A peer that is behind may queue a transaction that is expired or refused in a later state. The mempool then drops it.
+        A peer that is behind may add a transaction that a later state refuses. The mempool then drops the transaction.
         """
         async with self._lock:
             waiting = self._waiting()
@@ -124,7 +126,8 @@ class TransactionSubmitter:
             signed = self._signed(nonce, kind, content)
             transaction = _opened(signed)
             if self._driver.rules.transaction_traits(signed.signer, transaction).cost > COST_IN_LOOP_MAX:
-                # A thread verifies the statements first. `_refusal` then finds them in the cache, or meets the first false one.
+                # A thread verifies the embedded statements first. `_refusal` then finds their signatures in the cache, or fails
+                # at a false one.
                 with contextlib.suppress(RemoteProtocolError):
                     await trio.to_thread.run_sync(self._driver.rules.check_embedded_statements, signed, transaction)
             refusal = self._refusal([waiting[number] for number in sorted(waiting) if number < nonce], signed)
@@ -134,7 +137,10 @@ class TransactionSubmitter:
         return signed, transaction
 
     def _signed(self, nonce: int, kind: str, content: object) -> Signed:
-        """Sign a transaction. Raises `UserError` if this peer may sign nothing more."""
+        """Return a signed transaction.
+
+        Raises `UserError` if this peer must sign nothing, because its key is copied or its program too old.
+        """
         replica = self._driver.replica
         if replica.duplicate_identity_reason is not None:
             raise UserError(duplicate_identity_text(replica.duplicate_identity_reason))
@@ -144,7 +150,10 @@ class TransactionSubmitter:
         return sign_message(self.signer, self._driver.chain_id, Transaction(nonce, expires, kind, codec.encode(content)))
 
     def _refusal(self, before: Sequence[Signed], signed: Signed) -> str | None:
-        """Return the reason why the transaction would be refused now after those `before` it, which skips refused ones."""
+        """Return the reason why the transaction would be refused after the transactions in `before`, or None.
+
+        Refused ones in `before` are skipped.
+        """
         rules, state = self._driver.rules, self._driver.state
         for waiting in before:
             with contextlib.suppress(Refused, RemoteProtocolError):

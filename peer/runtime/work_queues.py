@@ -1,7 +1,7 @@
 """Queues of work for other peers, outside the node's steps, so that votes do not wait for disk reads or many signatures.
 
-Peers are served in turn, one item each. A peer that exceeds the processor budget of its link waits until the budget has grown
-again. So the requests of strangers do not delay a guest.
+Peers are served in turn, one item of work each. A peer that exceeds the processor budget of its link waits until the budget has
+grown. So the requests of strangers do not delay a guest.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from storage.ledger_store import LedgerStore
 from transport.connections.connection_manager import ConnectionManager
 from transport.network import DataReceived, Priority
 
-REQUESTS_PER_PEER_MAX = 32  # equal to the node's burst of answers to one peer; peers repeat dropped requests
-LARGE_BYTES = 2_048  # a dozen statements; the event loop itself verifies smaller messages
-BYTES_PER_PEER_MAX = (
-    PENDING_BYTES_PER_MEMBER_MAX  # of waiting messages on one link; further ones are dropped, and their senders repeat them
-)
-BYTES_MAX = 32 << 20  # of waiting messages on all links, to bound memory
-PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.001, 1.0  # between two checks of the budgets
+# Waiting requests of one peer, equal to the node's burst of answers to a peer: peers repeat dropped requests.
+REQUESTS_PER_PEER_MAX = 32
+# Size above which a thread verifies a message's signatures, a dozen statements: the event loop verifies smaller messages.
+LARGE_BYTES = 2_048
+# Bytes of waiting messages on one link: further messages are dropped, and their senders repeat them.
+BYTES_PER_PEER_MAX = PENDING_BYTES_PER_MEMBER_MAX
+BYTES_MAX = 32 << 20  # bytes of waiting messages on all links, a bound of memory
+PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.001, 1.0  # seconds between two checks of the links' processor budgets
 PREVERIFIED_KINDS: tuple[type[Any], ...] = (GossipEnvelope, BlockBytes)
 _PREFIXES = tuple(
     bytes([0x90 | fields, 0xA0 | len(tag)]) + tag.encode() for fields, tag in ((2, GossipEnvelope.TAG), (3, BlockBytes.TAG))
@@ -44,7 +45,7 @@ T = TypeVar("T")
 class PeerWorkQueue(Generic[T]):
     def __init__(self, network: ConnectionManager) -> None:
         self._network = network
-        self._waiting: OrderedDict[bytes, deque[T]] = OrderedDict()  # peer -> its items; the next peer is first
+        self._waiting: OrderedDict[bytes, deque[T]] = OrderedDict()  # peer -> its items; the first peer is served next
         self._more = trio.Event()
 
     def count(self, peer: bytes) -> int:
@@ -113,8 +114,8 @@ class BlockServer:
 class SignaturePreverifier:
     """A thread that verifies the signatures of large messages before the node handles them.
 
-    A member's transaction or a fetched block may contain hundreds of signed statements. The rules cache verified signatures, so
-    the node only looks them up. The node finds a false signature again and reports the sender's fault.
+    A member's transaction or a fetched block may contain hundreds of signed statements. `LedgerRules` caches verified signatures,
+    so the node only looks them up. The node itself finds a false signature again, and reports the sender's fault.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class SignaturePreverifier:
     ) -> None:
         self._rules, self._network, self._applied, self._deliver = rules, network, applied, deliver
         self._queue = PeerWorkQueue[DataReceived](network)
-        self._bytes_of = Counter[bytes]()  # peer -> waiting bytes
+        self._bytes_of = Counter[bytes]()  # peer -> bytes of its waiting messages
         self.dropped = 0
 
     @property
@@ -134,7 +135,7 @@ class SignaturePreverifier:
         return self._bytes_of.total()
 
     def should_preverify(self, event: DataReceived) -> bool:
-        """Return whether a message is large and from a member. Messages of strangers are few and small."""
+        """Return whether a message is large and its sender a member. Messages of strangers are few and small."""
         is_large = len(event.data) > LARGE_BYTES and event.data.startswith(_PREFIXES)
         return is_large and self._applied.current.members.is_current_key(event.peer)
 
@@ -156,11 +157,14 @@ class SignaturePreverifier:
             await self._deliver(event)
 
     def _verify(self, data: bytes) -> None:
-        with contextlib.suppress(RemoteProtocolError):  # the node finds the false signature again, and reports its sender
+        with contextlib.suppress(RemoteProtocolError):  # the node finds the false signature again, and reports the sender
             self._rules.preverify_signatures(self._body_in(data))
 
     def _body_in(self, data: bytes) -> BlockBody:
-        """Return the signed parts that the node will verify. It refuses relayed transactions of non-members unverified."""
+        """Return the signed parts of a message that the node will verify.
+
+        Without verification, the node refuses relayed transactions of non-members.
+        """
         message: Any = codec.decode_message(data, PREVERIFIED_KINDS)
         if not isinstance(message, GossipEnvelope):
             return decode_body(decode_block(message.block).body)

@@ -1,1 +1,1 @@
-"""Configuration, the data directory, identity, invitations, the address book."""
+"""Settings of a peer, its data directory with identity and address book, and invitations."""

@@ -24,19 +24,20 @@ from transport.wire.failure_detector import PING_SECONDS, SUSPECT_SECONDS, Keepa
 
 FILE_NAME = "peer.toml"
 ENVIRONMENT_PREFIX = "PEER_"
-PING_SECONDS_MAX = 25  # some routers forget a quiet connection after 30 seconds
-SUSPECT_SECONDS_MAX = 600  # a longer silence would make `peer reach` useless
-PINGS_SUSPECTED_MIN = 3  # unanswered pings: any link loses one or two
+PING_SECONDS_MAX = 25  # longest setting `ping_seconds`: some routers forget a quiet connection after 30 seconds
+SUSPECT_SECONDS_MAX = 600  # longest setting `suspect_seconds`: a longer silence would make `peer reach` useless
+PINGS_SUSPECTED_MIN = 3  # least number of unanswered pings before a peer is suspected: any link loses one or two
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
-THREADS_MAX = 256  # more than any known machine gives one process; more is a typing error
-MEMORY_MB_MAX = 100_000_000  # 100 TB, more than any known machine has
-APPROVALS_MAX = 10_000  # equals the largest member table
-PAYLOADS_GB_MAX = 1_000_000  # a petabyte; more is a typing error
-RETIRE_DAYS_MAX = 3_650  # ten years; more is a typing error
+THREADS_MAX = 256  # largest setting `threads`: more than any known machine gives one process is a typing error
+MEMORY_MB_MAX = 100_000_000  # largest setting of a memory size: 100 TB, more than any known machine has
+APPROVALS_MAX = 10_000  # largest setting `approve_invited`, equal to the largest number of members
+PAYLOADS_GB_MAX = 1_000_000  # largest setting `payloads_gb`, a petabyte: more is a typing error
+RETIRE_DAYS_MAX = 3_650  # largest setting `retire_after_days`, ten years: more is a typing error
 
 
-DEFAULT_DATA_DIRECTORY = "$XDG_DATA_HOME/folkmoot, or ~/.local/share/folkmoot"  # for people
+# Default of the data directory, as help and documents show it.
+DEFAULT_DATA_DIRECTORY = "$XDG_DATA_HOME/folkmoot, or ~/.local/share/folkmoot"
 
 
 def default_data_directory(environment: Mapping[str, str]) -> Path:
@@ -79,7 +80,7 @@ class Config:
     bootstrap: tuple[str, ...] = _about(
         "Addresses to dial first", (), "`PEERID@HOST:PORT` accepts only the peer with this id at the address."
     )
-    relay: RelayMode = _about(  # noqa: RUF009 - a field like the others
+    relay: RelayMode = _about(  # noqa: RUF009 - a call of `field`, as for the other settings
         "Forwarding of encrypted links between members that cannot dial each other",
         RelayMode.AUTO,
         "`on` forwards if this peer accepts connections, `off` never, and `auto` while other peers can dial this one "
@@ -187,7 +188,8 @@ class Config:
     control_socket: str = _about(
         "Socket where `peer console` and other commands attach", "", "Without one, it is `control.sock` in the data directory."
     )
-    feature_settings: Mapping[str, Any] = field(default_factory=dict, metadata={})  # settings of features, by name
+    # Values of the settings that features declare, by name.
+    feature_settings: Mapping[str, Any] = field(default_factory=dict, metadata={})
 
     @property
     def keepalive(self) -> KeepaliveConfig:
@@ -199,14 +201,15 @@ class Config:
         return EngineResources(**said | {"parallel": ParallelMode(self.parallel)})
 
 
-RESOURCE_SETTINGS = tuple(field.name for field in dataclasses.fields(EngineResources))  # settings with the same names
+# Settings of a peer with the names of fields of `EngineResources`.
+RESOURCE_SETTINGS = tuple(field.name for field in dataclasses.fields(EngineResources))
 _HINTS = {name: kind for name, kind in typing.get_type_hints(Config).items() if name != "feature_settings"}
 _DECLARED = {field.name: field for field in dataclasses.fields(Config) if field.metadata}
 _ABOUT: dict[str, str] = {name: field.metadata["about"] for name, field in _DECLARED.items()}
 
 
 def setting_descriptions() -> dict[str, str]:
-    """Return the description of each setting in one line, those of features last."""
+    """Return setting -> its description in one line. Settings of features come last."""
     of_features = {name: setting.about for name, setting in features.feature_settings().items()}
     assert not of_features.keys() & _ABOUT.keys(), "a feature declares a setting with the name of one of the peer's own"
     return _ABOUT | of_features
@@ -221,7 +224,7 @@ def setting_details(name: str) -> str:
 
 
 def setting_type(name: str) -> str:
-    """Return the type of a setting for people, with its range or its choices."""
+    """Return a text with the type of a setting and its range or choices."""
     if choices := _choices().get(name):
         return " or ".join((", ".join(choices[:-1]), choices[-1])) if len(choices) > 1 else choices[0]
     if name in _RANGES:
@@ -253,7 +256,7 @@ def describe_setting(name: str) -> str:
 
 
 def setting_default(name: str) -> str:
-    """Return the default value of a setting for people."""
+    """Return the default value of a setting as text for people."""
     if name == "data_directory":
         return DEFAULT_DATA_DIRECTORY
     value = _DECLARED[name].default if name in _DECLARED else features.feature_settings()[name].default
@@ -278,9 +281,10 @@ class ResolvedSettings:
 
 
 def load_settings(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None) -> ResolvedSettings:
-    """Merge all layers of settings. Values in `flags` are typed or text; None means not given.
+    """Return the settings merged from all sources.
 
-    Raises `UserError` for an unknown setting, an invalid value, or an unreadable file.
+    Values in `flags` have the setting's type or are text; None means a missing flag. Raises `UserError` for an unknown setting,
+    an invalid value, or an unreadable file.
     """
     from_flags = {name: value for name, value in flags.items() if value is not None}
     from_environment = _environment(environment)
@@ -304,9 +308,10 @@ def load_settings(flags: Mapping[str, Any], environment: Mapping[str, str], file
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings in the environment. Only a near miss is an error, because others use the prefix as well.
+    """Return the settings in the environment.
 
-    For example, Kubernetes sets PEER_SERVICE_HOST for a service named `peer`.
+    An unknown name is an error only if it resembles a setting, since other programs use the prefix `PEER_`, too. For example,
+    Kubernetes sets PEER_SERVICE_HOST for a service named `peer`.
     """
     named = {key.removeprefix(ENVIRONMENT_PREFIX).lower(): key for key in environment if key.startswith(ENVIRONMENT_PREFIX)}
     for name, key in named.items():
@@ -316,13 +321,17 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: environment[key] for name, key in named.items() if name in setting_descriptions()}
 
 
-FLAG_ALIASES = {"data_dir": "data_directory"}  # name on the command line -> setting
-# Letters of a setting's name. Many short names differ from other words in one letter; long names do not.
+FLAG_ALIASES = {"data_dir": "data_directory"}  # name of a flag on the command line -> name of the setting
+# Numbers of letters up to which a setting's name is short, and from which it is long. Many short names differ from other words in
+# one letter; long names do not.
 SHORT_NAME_MAX, LONG_NAME_MIN = 5, 12
 
 
 def _is_slip(typed: str, name: str) -> bool:
-    """Return True if `typed` is probably a misspelled `name`. A short name allows only a swap or a missing letter."""
+    """Return True if `typed` is probably a misspelled `name`.
+
+    For a short name, only swapped letters or a missing letter count.
+    """
     slips = _slips(typed, name)
     if len(name) <= SHORT_NAME_MAX:
         return slips == 1 and (len(typed) < len(name) or sorted(typed) == sorted(name))
@@ -330,7 +339,7 @@ def _is_slip(typed: str, name: str) -> bool:
 
 
 def _slips(typed: str, name: str) -> int:
-    """Return the edit distance with transpositions of adjacent letters (optimal string alignment)."""
+    """Return the edit distance of the two words, with transpositions of adjacent letters (optimal string alignment)."""
     rows = [list(range(len(name) + 1))]
     for i, letter in enumerate(typed, 1):
         rows.append([i])
@@ -343,7 +352,7 @@ def _slips(typed: str, name: str) -> int:
 
 
 def _file_layer(file: Path | None, later: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[dict[str, Any], Path]:
-    """Return the values and the path of the named file, else of `peer.toml` in the data directory."""
+    """Return (values, path) of the settings file: of `file` if one is named, otherwise of `peer.toml` in the data directory."""
     if file is not None:
         return _read(file), file
     file = Path(later.get("data_directory") or default_data_directory(environment)).expanduser() / FILE_NAME
@@ -356,7 +365,7 @@ def _file_layer(file: Path | None, later: Mapping[str, Any], environment: Mappin
 
 
 def _read(file: Path) -> dict[str, Any]:
-    import tomllib  # imported late: most peers have no file of settings
+    import tomllib  # imported late, because most peers have no settings file
 
     try:
         values = tomllib.loads(read_regular(file).decode())
@@ -371,13 +380,13 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _convert(name: str, value: Any, origin: str, *, typed: bool) -> Any:
-    """Return the value in the type of its setting. A file must use TOML's types; other layers may use text."""
+    """Return the value in the type of its setting. A file must use TOML's types; environment and flags may use text."""
     kind = _kind(name)
     try:
-        if name == "listen" and isinstance(value, list):  # a file writes lists as TOML lists
+        if name == "listen" and isinstance(value, list):  # a settings file has a TOML list
             value = ",".join(_texts(value, typed))
         return _READERS[kind](value, typed)
-    except (ValueError, TypeError, RuntimeError):  # RuntimeError: `~name` of an unknown user
+    except (ValueError, TypeError, RuntimeError):  # a RuntimeError comes from a path `~name` of an unknown user
         raise UserError(f"{name} = {value!r} ({origin}) is not {_KINDS[kind]}") from None
 
 
@@ -521,7 +530,10 @@ def _check_bootstrap(text: str, where: str) -> None:
 
 
 def why_unlinked(config: Config, remembered: Iterable[str]) -> str:
-    """Return why this peer can never have a link, with a remedy after `; `, or "". `remembered` is its address book."""
+    """Return a text with the reason why this peer can never have a link and, after `; `, a remedy, or "".
+
+    `remembered` is its address book.
+    """
     if config.listen != NO_LISTEN_ADDRESS or config.bootstrap or config.mdns or any(remembered):
         return ""
     way = "name a member with --bootstrap HOST:PORT, search the local network with --mdns, or accept connections"

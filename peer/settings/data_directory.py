@@ -24,16 +24,17 @@ from storage.crash_points import crash_points
 from storage.durable_files import atomic_write, lock_file, sync_directory
 
 if TYPE_CHECKING:
-    from ledger.ledger_state import CurrentState  # commands that call a peer do not load the ledger
+    from ledger.ledger_state import CurrentState  # only for types: commands that call a running peer need not import the ledger
 
-SEED_CHARACTERS = 64  # 32 bytes in hexadecimal
-STARTING_SECONDS_MAX = 120  # a large ledger on a busy machine takes a minute
-OTHERS_ACCESS_BITS = 0o077  # access of other users: the directory holds keys, accounts and answers
-ADDRESSES_KEPT = 64  # the next start dials all of them; they include a quorum of a large network
-SAVE_SECONDS = 10.0  # time between two checks for changes
+SEED_CHARACTERS = 64  # length of a key's seed in its file: 32 bytes in hexadecimal
+STARTING_SECONDS_MAX = 120  # longest normal start of a peer: a large ledger on a busy machine takes a minute
+OTHERS_ACCESS_BITS = 0o077  # file mode bits with access of other users: the directory has keys, accounts and answers
+# Addresses in the address book: the next start dials all of them, and they include a quorum of a large network.
+ADDRESSES_KEPT = 64
+SAVE_SECONDS = 10.0  # time between two checks for changed addresses of members
 PID_CHARACTERS_MAX = 32  # length of a process id in the lock file; the largest process id on Linux has seven digits
 
-# Names of files and folders, with their contents for people.
+# Name of a file or folder in the data directory -> its contents, for the documentation.
 FILES = {
     "identity.key": "The secret Ed25519 seed, mode 0600. A peer with another mode does not start.",
     "identity.old": "The seed before it, after `peer rekey`, until the network has decided the change.",
@@ -79,7 +80,7 @@ _REASONS = {
 
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn errors of the operating system into `StorageError`s, whose text names the path and a remedy."""
+    """Turn errors of the operating system in this context into `StorageError`s, whose text names the path and a remedy."""
     try:
         yield
     except OSError as error:
@@ -116,7 +117,7 @@ class DataDirectory:
         self.blobs = path / "blobs"
         self.buffers = path / "buffers"
         self.models = path / "models"
-        self.texts = path / "texts"  # texts of jobs, joined from their shards
+        self.texts = path / "texts"  # files with the texts of jobs, joined from shards
         self.control_socket = path / "control.sock"
         self.lock_file = path / "peer.lock"
         self.settings_file = path / "peer.toml"
@@ -124,7 +125,10 @@ class DataDirectory:
 
     @classmethod
     def create(cls, path: Path) -> DataDirectory:
-        """Make the directory and its missing folders. Existing files stay. Raises `UserError` or `StorageError`."""
+        """Create a data directory with its missing folders, and return it.
+
+        Existing files stay. Raises `UserError` or `StorageError`.
+        """
         directory = cls(path)
         with storage_errors(path):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -136,7 +140,7 @@ class DataDirectory:
 
     @classmethod
     def open(cls, path: Path) -> DataDirectory:
-        """Open the directory of an existing peer. Raises `UserError` if there is none or it cannot be written."""
+        """Return the data directory of an existing peer. Raises `UserError` if the directory is missing or cannot be written."""
         if not path.is_dir():
             raise UserError(
                 f"no data directory at {path}: create one with `peer init` or `peer join`, or name another with --data-dir"
@@ -148,7 +152,7 @@ class DataDirectory:
         return cls.create(path)
 
     def create_identity(self) -> Identity:
-        """Make the peer's key. Raises `UserError` if there is one."""
+        """Create the peer's key. Raises `UserError` if the peer has a key."""
         identity = Identity.generate()
         self.write_identity(identity)
         return identity
@@ -160,10 +164,10 @@ class DataDirectory:
             raise UserError(f"{self.identity_key} exists: this peer already has an identity") from None
 
     def begin_key_replacement(self) -> None:
-        """Make a new key, and keep the old one under a second name.
+        """Create the next key, and store the old key in a second file.
 
-        Until `replace_identity`, `load_identity` fails, even after a crash, because the old key's votes may be removed
-        meanwhile. After a crash the same calls continue with the same new key.
+        Until `replace_identity`, `load_identity` fails, even after a crash, because the old key's votes may be removed meanwhile.
+        After a crash, the same calls continue with the same next key.
         """
         if not self.next_key.exists():
             self._create(self.next_key, Identity.generate().seed.hex().encode() + b"\n", 0o600)
@@ -173,7 +177,7 @@ class DataDirectory:
                 sync_directory(self.path)
 
     def replace_identity(self) -> Identity:
-        """Replace the old key by the new one and return it."""
+        """Replace the old key by the next key, and return the new key."""
         with storage_errors(self.identity_key):
             os.replace(self.next_key, self.identity_key)
             sync_directory(self.path)
@@ -188,10 +192,11 @@ class DataDirectory:
             self.former_key.unlink(missing_ok=True)
 
     def archive_state(self) -> Path:
-        """Move models and ledger into a new folder and return it. The next key starts without them, but keeps the blobs.
+        """Move models and ledger into a new folder, and return the folder.
 
-        Call it only between `begin_key_replacement` and `replace_identity`. After a crash the same call continues: the
-        count of committed transactions is moved last, and with it alone the store refuses to open.
+        The next key starts without models and ledger, but with the blobs. Call it only between `begin_key_replacement` and
+        `replace_identity`. After a crash, the same call continues. The file with the count of committed transactions is moved
+        last: the store refuses to open with this file alone.
         """
         assert self.next_key.exists()
         number = next(n for n in itertools.count() if not (self.path / f"lost-{n}").exists())
@@ -205,7 +210,10 @@ class DataDirectory:
         return folder
 
     def load_identity(self) -> Identity:
-        """Return the peer's key. Raises `UserError` if it is missing, damaged, readable by others, or being replaced."""
+        """Return the peer's key.
+
+        Raises `UserError` if the key is missing, damaged, readable by other users, or being replaced.
+        """
         if self.next_key.exists():
             raise UserError(
                 f"{self.next_key}: a change of this peer's key was interrupted; run `peer rekey` again to complete it"
@@ -213,7 +221,7 @@ class DataDirectory:
         return self._load_key(self.identity_key)
 
     def load_identity_to_replace(self) -> Identity:
-        """Return the peer's key, even if a crash interrupted its replacement.
+        """Return the peer's present key for a replacement, also for one that a crash has interrupted.
 
         Raises `UserError` while the network has not decided an earlier replacement.
         """
@@ -279,10 +287,10 @@ class DataDirectory:
             raise FileExistsError(path)
 
     def starting_process(self) -> int | None:
-        """Return the id of a live process that locked this directory recently. It may not answer calls yet."""
+        """Return the id of a live process that locked this directory recently and may not answer calls yet, or None."""
         try:
             if time.time() - self.lock_file.stat().st_mtime > STARTING_SECONDS_MAX:
-                return None  # another process may have its number by now
+                return None  # another process may have the id by now
             process = int(self.lock_file.read_text())
             os.kill(process, 0)
         except (OSError, ValueError):
@@ -291,9 +299,9 @@ class DataDirectory:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock of a daemon on this directory. The operating system releases it when the process ends.
+        """Hold the lock of a daemon on this directory during the block.
 
-        Raises `UserError` if another process holds it.
+        The operating system also releases the lock when the process ends. Raises `UserError` if another process holds the lock.
         """
         with storage_errors(self.lock_file):
             descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -339,15 +347,16 @@ def _is_readable(line: str) -> bool:
 
 
 async def save_addresses_periodically(file: Path, reached: Callable[[], Mapping[bytes, str]], applied: CurrentState) -> None:
-    """Store the last addresses of members, newest first, whenever `reached` returns new ones. Departed members are removed.
+    """Store the last addresses of members, newest first, whenever `reached` returns new addresses. Departed members are removed.
 
-    With this address book a network that was stopped as a whole can restart without its first peer.
+    With this address book, a network in which all peers were stopped can start again without its first peer.
     """
     while True:
         before, members = load_addresses(file), applied.current.members
         has_gone = members.is_departed_key
         now = {peer_id(peer): address for peer, address in reached().items() if peer in members.members and not has_gone(peer)}
-        replaced = {*now, *now.values()}  # old entries of moved peers, and of peers that had these addresses
+        # Peers and addresses whose old entries are dropped: a peer has a new address, or an address belongs to another peer.
+        replaced = {*now, *now.values()}
         kept = [entry for entry in before if replaced.isdisjoint(entry.split("@")) and not has_gone(peer_of_entry(entry))]
         entries = tuple([f"{peer}@{address}" for peer, address in now.items()] + kept)[:ADDRESSES_KEPT]
         if set(entries) != set(before):

@@ -1,6 +1,6 @@
 """The invitation string: the genesis, addresses to dial, and a permission that admits one member.
 
-A peer keeps a list of its invitations, without their secrets, to show and to revoke them.
+A peer stores a list of the invitations that it has issued, without their secrets, to show and to revoke them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from storage import durable_files
 
 INVITATION_PREFIX = "folkmoot1:"
 DAY_MS = 86_400_000
-INVITATION_BYTES_MAX = 64 << 10  # an invitation into a network of 200 founders is about 20 kB
+INVITATION_BYTES_MAX = 64 << 10  # largest invitation without compression: in a network of 200 founders, it has about 20 kB
 
-INVITATIONS_KEPT = 1_024  # the newest; in all but the smallest networks a voter invites fewer members
+INVITATIONS_KEPT = 1_024  # newest invitations that a peer stores: few voters invite more members
 OPEN_STATUS = "open"
 
 
@@ -40,8 +40,8 @@ class InvitationString:
     genesis: Genesis
     addresses: Annotated[tuple[Address, ...], Length(1, ADVERTISED_MAX)]
     invitation: Signed
-    token_seed: Annotated[bytes, Length(32, 32)]  # its holder can join, so it is as secret as the string
-    anchor: TrustedBlock | None  # the last block that the inviter had applied; the joining peer accepts no history without it
+    token_seed: Annotated[bytes, Length(32, 32)]  # seed of the token's secret key: anybody with it can join, so it is secret
+    anchor: TrustedBlock | None  # last block that the inviter had applied: the joining peer accepts no history without this block
 
 
 def make_invitation(
@@ -53,7 +53,7 @@ def make_invitation(
 
 
 def invitation_text(invitation: InvitationString) -> str:
-    """Return the invitation as a string for people."""
+    """Return the invitation as a string that people can send and paste."""
     return _text(zlib.compress(codec.encode(invitation), 9))
 
 
@@ -62,20 +62,20 @@ def _text(packed: bytes) -> str:
 
 
 def parse_invitation(text: str) -> InvitationString:
-    """Return the invitation in a text. Raises `UserError` if the text is not a complete invitation."""
+    """Return the invitation that a text contains. Raises `UserError` if the text is not a complete invitation."""
     text = "".join(text.split())
     try:
         if not text.startswith(INVITATION_PREFIX):
             raise ValueError("prefix")
         packed = base64.urlsafe_b64decode(text.removeprefix(INVITATION_PREFIX) + "===")
-        if _text(packed) != text.rstrip("="):  # decoding skips characters outside base64
+        if _text(packed) != text.rstrip("="):  # the decoder skips characters outside base64, which are errors here
             raise ValueError("base64")
         unpacker = zlib.decompressobj()
         data = unpacker.decompress(packed, INVITATION_BYTES_MAX)
         if unpacker.unconsumed_tail or unpacker.unused_data or not unpacker.eof:
             raise ValueError("length")
         invitation = codec.decode(InvitationString, data)
-        Genesis.decode(codec.encode(invitation.genesis))  # also checks rules that the types do not express
+        Genesis.decode(codec.encode(invitation.genesis))  # checks rules of a genesis that its types do not express
         for address in invitation.addresses:
             check_dialable_address(address, "the invitation")
         return invitation
@@ -85,7 +85,7 @@ def parse_invitation(text: str) -> InvitationString:
 
 
 def make_admission(invitation: InvitationString, newcomer: bytes, name: str) -> AdmitMember:
-    """Return the newcomer's transaction that admits it. Its roles are registered later, by its first run with them."""
+    """Return the content of the transaction that admits the newcomer. The first run of the new peer registers its roles later."""
     token = Identity(invitation.token_seed)
     return AdmitMember(invitation.invitation, token.sign(token_preimage(invitation.genesis.chain_id, newcomer)), name, ())
 
@@ -102,11 +102,14 @@ class IssuedInvitation:
 
     @property
     def token(self) -> str:
-        """Name of the invitation for people: the public key of the secret in its string."""
+        """Name of the invitation for people: the public key of the token, whose secret key is in the invitation string."""
         return peer_id(self.invitation.token)
 
     def outcome(self, state: LedgerState) -> str:
-        """Return the invitation's outcome in a word or a phrase. The state forgets used and revoked invitations at expiry."""
+        """Return a word or a phrase: whether the invitation is open, used, revoked or expired.
+
+        The state forgets used and revoked invitations at expiry.
+        """
         members, invitation = state.members, self.invitation
         if invitation.expires < state.time_ms:
             return "expired"
@@ -122,7 +125,7 @@ _KEPT: Any = Annotated[tuple[IssuedInvitation, ...], Length(0, INVITATIONS_KEPT)
 
 
 class InvitationBook:
-    """The file of issued invitations in a data directory. Raises `StorageError` if it cannot be read or written."""
+    """The file of issued invitations in a data directory. Methods raise `StorageError` if the file cannot be read or written."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._lock = file, trio.Lock()
@@ -133,7 +136,8 @@ class InvitationBook:
             data = self._file.read_bytes() if self._file.exists() else codec.encode(())
         try:
             made: tuple[IssuedInvitation, ...] = codec.decode(_KEPT, data)
-            assert all(item.invitation.expires >= 0 for item in made)  # signed bodies are readable as well
+            # Decodes all signed bodies, so that a damaged one is found now.
+            assert all(item.invitation.expires >= 0 for item in made)
             return made
         except RemoteProtocolError as error:
             raise StorageError(
@@ -141,7 +145,7 @@ class InvitationBook:
             ) from None
 
     async def add_invitation(self, made: IssuedInvitation) -> None:
-        """Add an invitation and return when it is durable. The oldest beyond `INVITATIONS_KEPT` are dropped."""
+        """Add an issued invitation and return when it is durable. The list drops the oldest one above `INVITATIONS_KEPT`."""
         async with self._lock:
             kept = (*self.issued, made)[-INVITATIONS_KEPT:]
             await trio.to_thread.run_sync(self._save, kept)
@@ -152,7 +156,7 @@ class InvitationBook:
             stream.write(codec.encode(made))
 
     def find_invitation(self, text: str) -> IssuedInvitation:
-        """Return the invitation whose token begins with `text`. Raises `UserError` unless exactly one does."""
+        """Return the invitation whose token begins with `text`. Raises `UserError` unless exactly one token does."""
         found = [made for made in self.issued if text.strip() and made.token.startswith(text.strip().lower())]
         if not found:
             raise UserError(f"unknown invitation {text!r}: `invitations` lists the invitations of this peer")

@@ -1,7 +1,6 @@
-"""Resources of processes: file descriptors, their shares for connections, and memory as the kernel counts it.
-
-A stranger that connects takes a descriptor. Each port has a bounded share of them, so that the rest is left for the database,
-blobs, the worker's pipes, the log and the control socket.
+"""Resources of processes: file descriptors, their numbers for connections, and memory as the kernel counts it. A stranger that
+connects takes a descriptor. Each port has a bounded number of descriptors, so that others are left for the database, blobs, the
+worker's pipes, the log and the control socket.
 """
 
 from __future__ import annotations
@@ -13,24 +12,28 @@ from typing import Final, NamedTuple
 from transport.connections.connection_manager import LINKS_MAX
 from transport.quotas.accept_limiter import HALF_OPEN_MAX
 
-# Databases 30, event loops and listeners 20, worker and log 10, control socket 33, monitors 17, blobs of 40 threads 80, dials 48.
+# Descriptors for other uses than accepted connections: databases 30, event loops and listeners 20, worker and log 10, control
+# socket 33, monitors 17, blobs of 40 threads 80, dials 48.
 DESCRIPTORS_RESERVED: Final = 256
-PEER_CONNECTIONS_MAX: Final = LINKS_MAX + HALF_OPEN_MAX  # accepted connections of peers
+PEER_CONNECTIONS_MAX: Final = LINKS_MAX + HALF_OPEN_MAX  # accepted connections of other peers
 WEB_CONNECTIONS_MAX: Final = 512  # connections of the web port: a browser opens six, and 100 may be event streams
-DESCRIPTORS_PER_WEB_CONNECTION: Final = 2  # its socket, and a file that is sent on it
+DESCRIPTORS_PER_WEB_CONNECTION: Final = 2  # descriptors of one web connection: its socket, and a file that is sent to the browser
 DESCRIPTORS_NEEDED: Final = DESCRIPTORS_RESERVED + PEER_CONNECTIONS_MAX + DESCRIPTORS_PER_WEB_CONNECTION * WEB_CONNECTIONS_MAX
 DESCRIPTORS_NEEDED_WITHOUT_WEB: Final = DESCRIPTORS_RESERVED + PEER_CONNECTIONS_MAX
 
 
 class ConnectionLimits(NamedTuple):
-    """Numbers of connections that may be open at once."""
+    """Numbers of accepted connections that may be open at once."""
 
-    peers: int  # accepted connections of peers
+    peers: int  # connections of other peers
     web: int
 
 
 def connection_limits(limit: int) -> ConnectionLimits:
-    """Return the shares of a process with `limit` descriptors. Half of a low limit is reserved for the ledger."""
+    """Return the numbers of connections for a process with `limit` descriptors.
+
+    Half of a low limit is reserved for other uses.
+    """
     left = limit - min(DESCRIPTORS_RESERVED, limit // 2)
     peers = min(PEER_CONNECTIONS_MAX, left * 3 // 4)
     return ConnectionLimits(peers, min(WEB_CONNECTIONS_MAX, (left - peers) // DESCRIPTORS_PER_WEB_CONNECTION))
@@ -42,7 +45,7 @@ def descriptor_limit() -> int:
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the soft limit of descriptors to the hard one. If the system refuses, the soft limit decides the shares."""
+    """Raise the process's soft limit of descriptors to its hard limit. If the system refuses, the soft limit stays."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -63,7 +66,10 @@ def process_memory_mb(process: int, kind: str = "Pss") -> float:
 
 
 def child_processes(process: int) -> list[int]:
-    """Return the child processes that the first thread started. The list is empty if the kernel does not report them."""
+    """Return the ids of child processes that the first thread of a process started.
+
+    The list is empty if the kernel does not report them.
+    """
     try:
         return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
     except OSError:

@@ -1,7 +1,7 @@
 """The worker process, `python -m peer.worker.main`: it reads requests from stdin, computes, and replies on stdout.
 
-Only this process imports an engine, and with it torch. It has no state that must survive, so it may be killed at any
-instruction. It ends by itself when its daemon ends.
+Only this process imports an engine, and with it torch. It may be killed at any instruction, since it has no state that must
+survive. It ends when its daemon ends.
 """
 
 from __future__ import annotations
@@ -30,20 +30,24 @@ from training.engines.request_handlers import WorkerContext
 
 R = TypeVar("R")
 NICENESS = 5
-HEARTBEAT_SECONDS = 1.0  # between two heartbeats during a request
-OOM_SCORE = "500"  # in -1000..1000, see proc(5)
+HEARTBEAT_SECONDS = 1.0  # seconds between two heartbeats during a request
+OOM_SCORE = "500"  # the worker's `oom_score_adj` (-1000 to 1000, see proc(5)): the kernel kills the worker before the daemon
 
 
 class RequestCancelled(Exception):
-    """The daemon no longer waits for the request."""
+    """The error that ends the work on a request that the daemon has cancelled."""
 
 
 class MessagePipes:
-    """Framed messages on two byte streams. A thread reads, so that a cancellation or the daemon's end is noticed during work."""
+    """Framed messages to and from the daemon.
+
+    A thread reads them, so that the worker notices cancellations and the daemon's end during work.
+    """
 
     def __init__(self, incoming: BinaryIO, outgoing: BinaryIO, ended: Callable[[], None]) -> None:
         self._incoming, self._outgoing, self._ended = incoming, outgoing, ended
-        self._requests: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()  # the daemon sends one request at a time
+        # (number, request) that is not handled yet: the daemon sends one request at a time.
+        self._requests: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._cancelled = -1  # requests up to this number are cancelled
         self._current = 0
         self._beaten = 0.0
@@ -59,7 +63,7 @@ class MessagePipes:
                 message: Any
                 try:
                     message = worker_protocol.parse_body(self._incoming.read(length), kinds)
-                except RemoteProtocolError as error:  # for example a request that no feature declares here
+                except RemoteProtocolError as error:  # for example a request that no feature of this worker declares
                     message = error
                 if isinstance(message, worker_protocol.CancelRequest):
                     self._cancelled = number
@@ -78,7 +82,10 @@ class MessagePipes:
         self._outgoing.flush()
 
     def heartbeat(self) -> None:
-        """Report progress to the daemon; called between steps. Raises `RequestCancelled` if the request is cancelled."""
+        """Send a heartbeat to the daemon.
+
+        Engines call this between steps. Raises `RequestCancelled` if the request was cancelled.
+        """
         if self._current <= self._cancelled:
             raise RequestCancelled
         if time.monotonic() - self._beaten >= HEARTBEAT_SECONDS:
@@ -96,31 +103,34 @@ class WorkerRequestHandler:
         self._handlers = {kind.request: import_object(kind.handler) for kind in kinds}
 
     def handle_request(self, request: worker_protocol.WorkerRequest[R]) -> R:
-        """Return the reply of the request's handler. Exceptions of the handler pass through."""
+        """Return the reply of the request's handler. Exceptions of the handler are not caught."""
         reply: R = self._handlers[type(request)](self.context, request)
         return reply
 
 
 def serve_requests(pipes: MessagePipes, handler: WorkerRequestHandler) -> None:
-    """Answer requests for ever."""
+    """Answer requests until the process ends."""
     while True:
         request = pipes.next_request()
         try:
             if isinstance(request, RemoteProtocolError):
                 known = ", ".join(kind.TAG for kind in handler.requests)
                 raise FolkmootError(f"unknown request ({request}): this worker has {known}")
-            pipes.send_message(handler.handle_request(request))  # encoding raises for a reply with infinite values
+            pipes.send_message(handler.handle_request(request))  # raises an error if the reply contains infinite values
         except RequestCancelled:
             pipes.send_message(worker_protocol.RequestFailed("cancelled"))
         except FolkmootError as error:
             pipes.send_message(worker_protocol.RequestFailed(str(error)[: worker_protocol.ERROR_CHARACTERS_MAX]))
-        except Exception as error:  # boundary of the process: the daemon gets the error, and the next request may succeed
+        except Exception as error:  # any error goes to the daemon, and the worker continues: the next request may succeed
             what = "out of memory" if handler.context.backend.is_out_of_memory(error) else f"{type(error).__name__}: {error}"
             pipes.send_message(worker_protocol.RequestFailed(what[: worker_protocol.ERROR_CHARACTERS_MAX]))
 
 
 def _own_pipes() -> MessagePipes:
-    """Take over stdin and stdout for messages. Later prints go to stderr, so that they cannot break the framing."""
+    """Return pipes on stdin and stdout for messages.
+
+    Later prints go to stderr, so that they cannot break the framing of messages.
+    """
     incoming, outgoing = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
@@ -130,11 +140,8 @@ def _own_pipes() -> MessagePipes:
 
 
 def main(make_context: Callable[[EngineBackend, Callable[[], None], int], WorkerContext] = WorkerContext) -> None:
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ):  # these reach the whole process group, but the daemon stops the worker itself
+    # Terminals send these signals to the whole process group, but only the daemon stops the worker.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     features.register_features()
     parser = argparse.ArgumentParser(prog="peer.worker.main", description="computes for one peer; started by its daemon")
@@ -147,8 +154,8 @@ def main(make_context: Callable[[EngineBackend, Callable[[], None], int], Worker
     parser.add_argument("--store", type=Path, help="rendezvous file of all processes of a worker")
     arguments = parser.parse_args()
     resources = EngineResources.from_options(arguments)
-    if not arguments.rank:  # an assistant inherits both settings
-        # The daemon's votes have priority when cores are short, and the kernel kills this process first when memory is short.
+    if not arguments.rank:  # processes that assist a worker inherit niceness and OOM score
+        # When cores are scarce, the daemon's votes have priority. When memory is scarce, the kernel kills this process first.
         os.nice(NICENESS)
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
@@ -163,7 +170,7 @@ def main(make_context: Callable[[EngineBackend, Callable[[], None], int], Worker
         pipes.send_message(worker_protocol.RequestFailed(str(error)[: worker_protocol.ERROR_CHARACTERS_MAX]))
         return
     handler = WorkerRequestHandler(make_context(kind, pipes.heartbeat, arguments.micro_batch_max))
-    gc.freeze()  # imported modules stay for ever, so the collector can skip them
+    gc.freeze()  # objects of imported modules stay until the end, so the garbage collector can skip them
     pipes.send_message(kind.describe_worker())
     pipes.start(handler.requests)
     serve_requests(pipes, handler)

@@ -1,6 +1,6 @@
 """The supervisor of the worker process: it starts the process, sends it one request at a time, and restarts it when it dies.
 
-The daemon computes no gradients and never imports torch. Requests are queued by the priority that their feature declares
+The daemon computes no gradients and never imports torch. Requests wait in the order of priorities that features declare
 (`training.worker_protocol`): proposals come before audits, and audits before evaluations and texts for people. Requests of equal
 priority are served in order of arrival.
 """
@@ -34,22 +34,25 @@ from training.job_spec import JobSpec
 R = TypeVar("R")
 log = logging.getLogger(__name__)
 
-START_SECONDS_MAX = 120.0  # importing torch from a cold disk on a slow machine
-SILENCE_SECONDS_MAX = 120.0  # without a heartbeat during a request; one step of a large model takes far less
-DESCRIBE_SECONDS_MAX = 1.0  # a person waits, and the last description is nearly as good as a new one
-PING_SECONDS = 30.0  # between pings of an idle worker
-REQUEST_SECONDS_MAX = 3_600.0  # for one request; rounds have their own, shorter timers
-STOP_SECONDS = 4.0  # for the process to end by itself
+START_SECONDS_MAX = 120.0  # longest start of the process, for an import of torch from a cold disk on a slow machine
+SILENCE_SECONDS_MAX = 120.0  # longest time without a heartbeat during a request: one step of a large model takes far less
+# Longest wait for a new description of the worker: a user waits, and the last description is nearly as good.
+DESCRIBE_SECONDS_MAX = 1.0
+PING_SECONDS = 30.0  # seconds between pings of an idle worker
+REQUEST_SECONDS_MAX = 3_600.0  # longest computation of one request: rounds have their own, shorter timeouts
+STOP_SECONDS = 4.0  # time in which the process must end by itself before it is killed
 BACKOFF_SECONDS_MAX = 60.0
-STARTS_MAX = 3  # successive failures before the first success; then the supervisor gives up
-QUEUE_MAX = 1_024  # a round needs one proposal and at most TRAINERS_MAX audits
-JOBS_MAX = 8  # jobs to reopen after a restart, equal to the worker's own limit
-STDERR_LINES = 20  # last lines, which explain the death of a worker
+STARTS_MAX = 3  # failed starts after which the supervisor gives up, if no start has succeeded before
+QUEUE_MAX = 1_024  # waiting requests: a round needs one proposal and at most TRAINERS_MAX re-executions
+JOBS_MAX = 8  # jobs that a restarted worker opens again, equal to the worker's own limit
+STDERR_LINES = 20  # last lines of the worker's stderr that are stored, to explain its end
 STDERR_LINE_BYTES_MAX = 4_096
-# The machine has no resources for a process now. Later starts may succeed, other than with a missing program.
+# Errors of a start for which the machine lacks resources: a later start may succeed. After others, as for a missing program, none
+# can.
 TRANSIENT_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 ONE_THREAD = EngineResources(threads=1)
-CODE_FOLDER = Path(peer.__file__).parents[1]  # the folder of our packages, also if they are not installed
+# Folder of this program's packages, for a worker of a checkout that is not installed.
+CODE_FOLDER = Path(peer.__file__).parents[1]
 
 
 @dataclass(order=True)
@@ -65,7 +68,7 @@ class _PendingRequest:
 
 
 class WorkerSupervisor:
-    """A worker process that `run` keeps alive. Any number of tasks may call `ask` meanwhile."""
+    """The supervisor of a worker process. `run` keeps the process alive, and any number of tasks may call `ask` meanwhile."""
 
     def __init__(
         self,
@@ -74,8 +77,8 @@ class WorkerSupervisor:
         backoff_seconds: float = 1.0,
         engine: str = "pytorch",
     ) -> None:
-        """Create a supervisor. `command` replaces `python -m peer.worker.main`, and is followed by the worker's arguments."""
-        # the description that the current process sent when it was ready; None without a process
+        """Create a supervisor. `command` replaces `python -m peer.worker.main`; the worker's arguments are appended to it."""
+        # last description that the current worker process sent; None without a process
         self.description: worker_protocol.WorkerInfo | None = None
         self.pid: int | None = None
         self.restarts = 0
@@ -93,7 +96,7 @@ class WorkerSupervisor:
         self._stopped = False
 
     async def ask(self, request: worker_protocol.WorkerRequest[R], deadline_seconds: float = REQUEST_SECONDS_MAX) -> R:
-        """Return the worker's reply. `deadline_seconds` counts from the moment when the worker gets the request.
+        """Return the worker's reply to a request. `deadline_seconds` begins when the worker gets the request.
 
         Raises `WorkerDied` if the process ends first (a retry is safe), `WorkerFailed` if the request fails, and
         `LocalProtocolError` if the queue is full or no feature declares the request. Cancellation withdraws a waiting request and
@@ -124,7 +127,10 @@ class WorkerSupervisor:
     def pending_request(
         self, request: worker_protocol.WorkerRequest[Any], order: int = 0, deadline_seconds: float = REQUEST_SECONDS_MAX
     ) -> _PendingRequest:
-        """Return the request with its declared priority. Raises `LocalProtocolError` if no feature declares the request."""
+        """Return a queue entry for a request, with the declared priority.
+
+        Raises `LocalProtocolError` if no feature declares the request.
+        """
         kind = self._kinds.get(type(request))
         if kind is None:
             known = ", ".join(known.TAG for known in self._kinds)
@@ -132,14 +138,14 @@ class WorkerSupervisor:
         return _PendingRequest(kind.priority, order, request, deadline_seconds)
 
     async def refresh_description(self) -> worker_protocol.WorkerInfo | None:
-        """Return the worker's description: a new one if the worker is idle, otherwise the last one. None without a process."""
+        """Return a new description of an idle worker, or the last description of a busy one. Return None without a process."""
         if self.description is not None:
             with trio.move_on_after(DESCRIBE_SECONDS_MAX), contextlib.suppress(worker_protocol.WorkerDied):
                 self.description = await self.ask(worker_protocol.DescribeRequest())
         return self.description
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep a worker process alive until cancelled. The task is started when the first process is ready.
+        """Keep a worker process alive until cancelled. `task_status` is started when the first process is ready.
 
         Raises `UserError` if no process becomes ready.
         """
@@ -159,7 +165,8 @@ class WorkerSupervisor:
                         )
                 else:
                     self.restarts += 1
-                # The kernel sends SIGKILL when memory is short. Smaller micro-batches need less.
+                # The kernel sends SIGKILL when memory is scarce. The next process has smaller micro-batches, which need less
+                # memory.
                 if session.returncode == -signal.SIGKILL and not session.killed and self.open_jobs:
                     most = max(JobSpec.decode(job.spec).micro_batch for job in self.open_jobs.values())
                     self._micro_batch_max = max(1, min(most, self._micro_batch_max or most) // 2)
@@ -172,7 +179,7 @@ class WorkerSupervisor:
                 pending.done.set()
 
     async def next_request(self) -> _PendingRequest | None:
-        """Return the most urgent request that is not abandoned, or None if none comes within PING_SECONDS."""
+        """Return the most urgent waiting request whose caller still waits, or None if there is none within PING_SECONDS."""
         with trio.move_on_after(PING_SECONDS):
             while True:
                 while self._queue:
@@ -195,7 +202,7 @@ class WorkerSupervisor:
 
 
 class _WorkerProcess:
-    """The life of one worker process."""
+    """One worker process from its start to its end, with the tasks that write and read its pipes."""
 
     def __init__(self, worker: WorkerSupervisor) -> None:
         self.reason = "it was stopped"
@@ -203,12 +210,15 @@ class _WorkerProcess:
         self.was_ready = self.was_useful = self.killed = self.has_no_room = False
         self._worker = worker
         self._scope = trio.CancelScope()
-        self._number = 0  # number of the current request
+        self._number = 0  # number of the last request that was sent to the process
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
         self._send_frames, self._frames = trio.open_memory_channel[Any](0)
 
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
-        """Run the process until it ends, and set `reason`. The process and its tasks have ended at return or cancellation."""
+        """Run the process until it ends, and set `reason` to the cause.
+
+        At return or cancellation, the process and its tasks have ended.
+        """
         try:
             pipe, environment = subprocess.PIPE, self._worker.environment()
             self._process = await trio.lowlevel.open_process(
@@ -229,7 +239,7 @@ class _WorkerProcess:
                 await self._stop()
 
     def _end(self, reason: str) -> None:
-        """Cancel all tasks of this process at their next checkpoint."""
+        """Set `reason`, and cancel all tasks of this process at their next checkpoint."""
         self.reason = reason
         self._scope.cancel()
 
@@ -238,7 +248,7 @@ class _WorkerProcess:
     async def _serve(self, task_status: trio.TaskStatus[None]) -> None:
         self._worker.pid = self._process.pid
         ready = await self._receive(START_SECONDS_MAX, "was not ready")
-        # A later start would fail for the same reason, unless an earlier process has been ready.
+        # Unless an earlier process has been ready, a later start would fail for the same reason.
         if isinstance(ready, worker_protocol.RequestFailed):
             if self._worker.restarts == 0:
                 raise UserError(ready.text)
@@ -247,7 +257,8 @@ class _WorkerProcess:
         self._worker.description = ready
         self.was_ready = True
         task_status.started()
-        for job in list(self._worker.open_jobs.values()):  # a new process must open its jobs before other requests
+        # A new process must open the jobs of the earlier process before other requests.
+        for job in list(self._worker.open_jobs.values()):
             await self._answer(self._worker.pending_request(job))
         while True:
             next_request = await self._worker.next_request()
@@ -255,7 +266,7 @@ class _WorkerProcess:
             self.was_useful = True
 
     async def _answer(self, pending: _PendingRequest) -> None:
-        """Send the request, and set its reply, or its error if the process ends first."""
+        """Send a request to the process, and set the request's reply, or its error if the process ends first."""
         try:
             self._number += 1
             await self._send(pending.request)
@@ -303,7 +314,7 @@ class _WorkerProcess:
             while True:
                 length, number = worker_protocol.parse_header(await self._read_exactly(worker_protocol.FRAME_HEADER_BYTES))
                 message = worker_protocol.parse_body(await self._read_exactly(length), self._worker.replies)
-                if number == self._number:  # other replies belong to earlier requests
+                if number == self._number:  # replies with another number belong to earlier requests
                     await self._send_frames.send(message)
         except EOFError:
             with trio.move_on_after(STOP_SECONDS):
@@ -338,9 +349,10 @@ class _WorkerProcess:
                 log.info("worker: %s", self._stderr[-1])
 
     async def _stop(self) -> None:
-        """Close the process's stdin, which ends it. Send SIGKILL if that takes longer than STOP_SECONDS.
+        """Close the process's stdin, which ends the process.
 
-        The worker ignores SIGTERM, because that may be sent to the daemon's whole process group.
+        Send SIGKILL if the end takes longer than STOP_SECONDS. The worker ignores SIGTERM, because this signal may be sent to the
+        daemon's whole process group.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         with trio.CancelScope(shield=True):

@@ -68,7 +68,7 @@ class AuditRpcHandler(AuditRpc):
         return _told(entry, self.peer.driver.state)
 
     async def _volunteer(self, due: AuditDuty) -> None:
-        """Volunteer to audit the proposal's round, unless this peer must report on it already."""
+        """Volunteer to audit the proposal's round, unless this peer already owes a report on the proposal."""
         place, applied = (due.job, due.proposal_key), self.peer.driver.block_applied
         if place in self._awaited():
             return
@@ -80,10 +80,10 @@ class AuditRpcHandler(AuditRpc):
                 raise
 
     async def _to_audit(self, trainer: bytes, round: int | None) -> AuditDuty:
-        """Return the newest proposal of this trainer that this peer has reported on, must report on, or may volunteer for.
+        """Return the duty to audit the trainer's newest proposal that this peer may audit or has audited.
 
-        `round` limits the choice to one round. The call waits while this peer owes reports from an earlier volunteering, because
-        the ledger accepts no new one before them. Raises `UserError` if there is no such proposal.
+        `round` limits the choice to one round. If this peer owes reports as a volunteer, the call waits for them: the ledger
+        accepts no new volunteering before. Raises `UserError` if there is no such proposal.
         """
         me = self.peer.me
         while True:
@@ -107,7 +107,10 @@ class AuditRpcHandler(AuditRpc):
             await applied.wait()
 
     def _why_not(self, trainer: bytes, round: int | None) -> str:
-        """Return the reason, for people, why no proposal can be re-executed. `round` None means any round."""
+        """Return a text for people: the reason why no proposal of this trainer can be re-executed.
+
+        `round` None means any round.
+        """
         state, which = self.peer.driver.state, "" if round is None else f" in round {display_round_number(round)}"
         whose = f"{short_id(trainer)}{which}"
         if trainer == self.peer.me:
@@ -124,7 +127,7 @@ class AuditRpcHandler(AuditRpc):
         return f"this peer cannot challenge {whose}: the proposal must be undisputed, and this peer {must}; once for a round"
 
     def _awaited(self) -> dict[tuple[bytes, ProposalKey], bytes]:
-        """Return the reports that this peer owes: job and proposal key -> this peer's public key in that round."""
+        """Return the reports that this peer owes: (job, proposal key) -> the public key with which this peer signs the report."""
         return {
             (due.job, due.proposal_key): due.auditor
             for due in audit_duties(self.peer.me, self.peer.driver.state)
@@ -132,7 +135,7 @@ class AuditRpcHandler(AuditRpc):
         }
 
     def _reported(self, due: AuditDuty) -> AuditLogEntry | None:
-        """Return this peer's last report on the proposal, or None if the bounded log has none."""
+        """Return this peer's last report on the proposal, or None if the ledger's bounded log of audits has none."""
         current, results = (
             self.peer.driver.state.members.current_key,
             (AuditResult.PASSED, AuditResult.CHALLENGED, AuditResult.LAPSED),
@@ -153,7 +156,7 @@ def _told(entry: AuditLogEntry, state: LedgerState) -> str:
         )
         if meaning is not None:
             said = f"{said}: {meaning}"
-        elif entry.relative_error_ppm or entry.finding is ReplayFinding.MATCH:  # the auditor re-executed it
+        elif entry.relative_error_ppm or entry.finding is ReplayFinding.MATCH:  # the auditor re-executed the proposal
             error, most = (entry.relative_error_ppm or 0) / 1e6, CHALLENGE_MARGIN * spec.replay_tolerance
             said = f"{said}; the re-executed update differs by {100 * error:.2g} % of its length (tolerance {100 * most:.2g} %)"
     return (
@@ -162,13 +165,13 @@ def _told(entry: AuditLogEntry, state: LedgerState) -> str:
 
 
 def list_suspensions(state: LedgerState) -> tuple[SuspensionView, ...]:
-    """Return all suspensions in running jobs with their causes, even if the log of audits has dropped the cause."""
+    """Return all suspensions in running jobs with their causes, also those whose entry the bounded log of audits has dropped."""
     found = []
     for key, job in state.jobs.running().items():
         audits = state.audits.jobs.get(key, JobAudits())
         for trainer, until in sorted(audits.suspended.items()):
             if until > job.round:
-                # lazy auditors are suspended as trainers, too
+                # the log entry of a lazy auditor names the trainer that it audited, but the auditor itself is suspended
                 cause = replace(audits.suspension_causes[trainer], trainer=trainer)
                 found.append(SuspensionView(until, _audit(cause, state)))
     return tuple(found)

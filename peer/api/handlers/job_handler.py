@@ -44,8 +44,8 @@ from training.replicated.aggregate import is_plain_mean
 from training.replicated.tensor_layout import layout_of
 
 ROUNDS_SHOWN_MAX = 10_000
-JOBS_WITH_FINDINGS_MAX = 16  # last started jobs whose findings stay in memory
-VOTES_SHOWN_MAX = 100  # rounds; each is read from the block that closed it
+JOBS_WITH_FINDINGS_MAX = 16  # jobs, the last started ones, whose notes on text files stay in memory
+VOTES_SHOWN_MAX = 100  # rounds in one answer about votes: each needs a read of the block that closed the round
 
 BENCHMARK_REFERENCE = "see 'Equal machine time' in docs/benchmarks.md"
 
@@ -53,7 +53,7 @@ BENCHMARK_REFERENCE = "see 'Equal machine time' in docs/benchmarks.md"
 @dataclass(frozen=True)
 class JobRpcHandler(JobRpc):
     peer: RunningPeer
-    findings: dict[str, tuple[str, ...]] = field(default_factory=dict)  # job -> notes on its text files
+    findings: dict[str, tuple[str, ...]] = field(default_factory=dict)  # job id -> notes on the job's text files
 
     async def jobs(self) -> tuple[JobView, ...]:
         """Return started jobs, then queued jobs in the order of the queue."""
@@ -146,7 +146,10 @@ class JobRpcHandler(JobRpc):
         )
 
     def _said(self, job: bytes, messages: Iterable[tuple[bytes, Ballot | Vouch]]) -> dict[str, dict[str, str]]:
-        """Return the verdict labels by voter and trainer. A voter's first verdict on a trainer counts."""
+        """Return the labels of verdicts as voter id -> trainer id -> label.
+
+        The first of a voter's verdicts on one trainer counts.
+        """
         known = self.peer.driver.state.jobs.jobs.get(job)
         own = JobSpec.decode(known.spec).resolved_objective.reason_labels if known else ()
         said: dict[str, dict[str, str]] = {}
@@ -211,7 +214,7 @@ class JobRpcHandler(JobRpc):
 
 
 def _opened_vouches(vouches: Iterable[Signed]) -> list[tuple[bytes, Vouch]]:
-    """Return the vouches with their signers. The signatures were verified before."""
+    """Return each vouch with its signer. The caller has verified the signatures."""
     return [(signed.signer, codec.decode_message(signed.body, (Vouch,))) for signed in vouches]
 
 
@@ -300,9 +303,9 @@ def _origin(spec: JobSpec, state: LedgerState) -> str:
 
 
 def describe_machine_time(key: bytes, job: Job, spec: JobSpec) -> str:
-    """Return a text on the share of a machine's own steps in its compute, and on the network's speedup over one machine.
+    """Return a text with two estimates: the share of compute that a machine spends on its own steps, and the network's speedup.
 
-    The text is empty for a single trainer and for an objective that needs no worker.
+    The speedup is relative to one machine. The text is empty for a single trainer and for an objective that needs no worker.
     """
     trainers = len(job.trainers)
     if trainers < 2 or not spec.resolved_objective.needs_worker:
@@ -318,7 +321,7 @@ def describe_machine_time(key: bytes, job: Job, spec: JobSpec) -> str:
 
 
 def replays_per_round(key: bytes, job: Job, spec: JobSpec) -> float:
-    """Return the mean number of updates that a worker re-executes in a round, over the whole job and without faulty peers."""
+    """Return the mean number of updates that one worker re-executes in a round of this job, if no peer is faulty."""
     terms = replace(job.round_terms(key), reexecutors=frozenset(job.reexecutors), trainers_to_vouch_for=frozenset(job.trainers))
     vouched = sum(vouches_needed(terms, trainer) for trainer in job.trainers) / max(1, len(job.reexecutors))
     if spec.audit is not AuditMode.SAMPLED:

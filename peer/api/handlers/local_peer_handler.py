@@ -64,7 +64,8 @@ class LocalPeerRpcHandler(LocalPeerRpc):
         behind, ago = heights_behind(driver.node, links), await self._seconds_since_decision()
         return StatusView(
             peer=peer_id(driver.signer.public),
-            name=self.peer.config.name or (member.name if member else ""),  # the setting, else the member table
+            # The name in the settings, otherwise the one in the member table.
+            name=self.peer.config.name or (member.name if member else ""),
             network=self.peer.genesis.network,
             chain_id=driver.chain_id.hex(),
             role=self.peer.config.role,
@@ -111,7 +112,10 @@ class LocalPeerRpcHandler(LocalPeerRpc):
         return waiting or "; ".join(filter(None, (stalled, gaps)))
 
     async def _seconds_since_decision(self) -> float | None:
-        """Return the seconds since the last decision, or None. Before the first decision after a start, it is the block's age."""
+        """Return the seconds since this peer saw the last decision, or None before any block.
+
+        After a start, the last block's age counts.
+        """
         driver, at = self.peer.driver, self.peer.driver.observer.last_decision_at
         if at is None:
             last = await trio.to_thread.run_sync(driver.store.get_decision, driver.state.height)
@@ -190,7 +194,7 @@ class LocalPeerRpcHandler(LocalPeerRpc):
 
 
 def describe_own_limits(me: bytes, jobs: JobsState) -> str:
-    """Return a text on the running jobs in which this peer is not asked to re-execute, or is asked last. It may be empty."""
+    """Return a text that names the running jobs in which this peer re-executes nothing or is asked last, or an empty text."""
     texts = ((job.name, limited_reexecutors(job).get(peer_id(me))) for job in jobs.running().values())
     return "; ".join(f"in {name} this peer {text}" for name, text in texts if text)
 
@@ -201,7 +205,7 @@ def unaudited_jobs(state: LedgerState) -> tuple[str, ...]:
 
 
 def _suspended(state: LedgerState) -> dict[str, str]:
-    """Return, for each suspended trainer, the name of one running job from which it is suspended."""
+    """Return the suspended trainers: peer id -> name of one running job from which the trainer is suspended."""
     audits = state.audits.jobs
     running = ((job, audits.get(key, JobAudits())) for key, job in state.jobs.running().items())
     return {peer_id(who): job.name for job, of_job in running for who in suspended_trainers(job, of_job)}
@@ -234,7 +238,7 @@ def _by_kind(counts: tuple[int, int, int], blobs: int, reveals: int) -> dict[str
 
 
 def _percentile(seconds: Sequence[float], percent: int) -> float | None:
-    """Return the percentile in milliseconds (nearest rank), or None without values."""
+    """Return a percentile of the values in milliseconds by the nearest-rank method, or None if there are no values."""
     if not seconds:
         return None
     ordered = sorted(seconds)
@@ -242,7 +246,7 @@ def _percentile(seconds: Sequence[float], percent: int) -> float | None:
 
 
 def suspended_trainers(job: Job, audits: JobAudits) -> dict[bytes, int]:
-    """Return, for each suspended trainer, the first round in which it trains again."""
+    """Return the job's suspended trainers: public key -> first round in which the trainer may train again."""
     after_audits = {trainer: until for trainer, until in audits.suspended.items() if until > job.round}
     before_votes = job.suspended_trainers
     both = sorted(after_audits.keys() | before_votes.keys())
@@ -250,7 +254,7 @@ def suspended_trainers(job: Job, audits: JobAudits) -> dict[bytes, int]:
 
 
 def limited_reexecutors(job: Job) -> dict[str, str]:
-    """Return, for each re-executor that is not asked in the open round or is asked last, a text with duration and reason."""
+    """Return texts by peer id for voters that re-execute nothing in the open round or are asked last: for how long, and why."""
     limits = {peer_id(key): _limit(record, job.round) for key, record in sorted(job.vouch_records.items())}
     return {peer: text for peer, text in limits.items() if text}
 

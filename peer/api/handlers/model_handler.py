@@ -21,8 +21,9 @@ from protocol.sampling import SamplingOptions
 from training import worker_protocol
 from training.api.job_builder import fetch_job_blob
 
-EXPORT_FETCH_SECONDS_MAX = 600.0  # for all missing updates; then the export fails and names a block
-UPDATE_FETCH_SECONDS_MAX = 20.0  # for one update, because no peer may have it any more
+# Longest fetch of all missing updates; after it, the export fails and names the block of a missing update.
+EXPORT_FETCH_SECONDS_MAX = 600.0
+UPDATE_FETCH_SECONDS_MAX = 20.0  # longest fetch of one update: it may be that no peer has the update any more
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,10 @@ class ModelRpcHandler(ModelRpc):
         return tuple(SampleView(job, round, text) for job, round, text in kept)
 
     async def export_run(self, path: str) -> RunExportView:
-        """Fetch missing updates from other peers, then export. They are fetched one by one, to leave the links to votes."""
+        """Fetch missing updates from other peers, then export the run.
+
+        Updates are fetched one by one, so that votes find free links.
+        """
         driver, folder = self.peer.driver, Path(path)
         await trio.to_thread.run_sync(state_to_export, driver.store, driver.host, self.peer.genesis, folder)
         missing = await trio.to_thread.run_sync(missing_payloads, driver.store, driver.blobs)

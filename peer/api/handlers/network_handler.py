@@ -56,9 +56,10 @@ from protocol.messages import Commit
 from transport.connections.peer_link import PeerLink
 from transport.wire.link_measurements import MINUTE_SECONDS, MinuteStats
 
-UPGRADE_HEIGHTS = 100  # default delay of an upgrade: minutes in a network that trains
+UPGRADE_HEIGHTS = 100  # default delay of an upgrade in blocks: minutes in a network that trains
 
-RETIREMENT_VOTE_DAYS = 7  # days that a vote to retire a member counts; an old vote must not retire a member that came back
+# Days after which a vote to retire a member expires: an old vote must not retire a member that has returned.
+RETIREMENT_VOTE_DAYS = 7
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class NetworkRpcHandler(NetworkRpc):
 
 
 def _known() -> dict[str, tuple[Feature, tuple[int, ...]]]:
-    """Return, for each module, the feature that brings it and its known versions."""
+    """Return the modules of the ledger: name -> the feature that brings the module, and the versions that this program knows."""
     return {
         name: (feature, versions) for feature in features.FEATURES for name, versions in features.versions_of(feature).items()
     }
@@ -174,7 +175,10 @@ class BlockRpcHandler(BlockRpc):
         )
 
     def _sets(self, state: LedgerState) -> Iterator[VoterSet]:
-        """Yield all voter sets that this peer knows. Those of the state come first, because they are new and cheap to read."""
+        """Yield all voter sets that this peer knows.
+
+        The sets in the ledger's state come first: they are recent and cheap to read.
+        """
         yield from map(VoterSet, (state.members.voters, state.members.previous, state.members.upcoming))
         yield from (
             VoterSet(link.next_voters) for link in self.peer.driver.store.light_blocks(0, state.height) if link.next_voters
@@ -246,7 +250,8 @@ class MemberRpcHandler(MemberRpc):
             "member/retire", RetireMember(subject, lower_tolerance, self.peer.now_ms + RETIREMENT_VOTE_DAYS * DAY_MS)
         )
         members = self.peer.driver.state.members
-        if self.peer.me not in members.retirement_votes:  # the ledger drops the votes once a member is retired
+        # The ledger drops all votes to retire a member when a quorum has retired the member.
+        if self.peer.me not in members.retirement_votes:
             text = f"{short_id(subject)} is retired: it loses its vote and its roles, and stays a member"
             return f"{text}. If it comes back, it trains at once; its vote needs new approvals"
         wanted = f"{retirement_vote_count(members, subject)} of {VoterSet(members.voters).quorum} needed voters want"
@@ -257,7 +262,8 @@ class MemberRpcHandler(MemberRpc):
 
     async def resign_as_voter(self) -> str:
         warning = warning_for_removal(len(self.peer.driver.state.members.voters))
-        self.peer.membership.wants_to_vote = False  # this precedes the request: otherwise the peer would stand again at once
+        # Set before the request: otherwise this peer would apply again as a voter at once.
+        self.peer.membership.wants_to_vote = False
         try:
             await self.peer.submitter.submit("member/resign", ResignAsVoter())
         except UserError:
@@ -349,7 +355,10 @@ class JoinRpcHandler(InvitationRpc):
         return f"connected to {short_id(await self.peer.network.connect(address))} at {address}"
 
     def _addresses(self, said: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the addresses for an invitation: those in `said`, otherwise those of this peer, then those of dialed peers."""
+        """Return the addresses for an invitation.
+
+        Addresses in `said`, which the user typed, replace this peer's own. Dialed peers' come last.
+        """
         if len(said) > ADVERTISED_MAX:
             raise UserError(f"--address: an invitation holds at most {ADVERTISED_MAX} addresses, {len(said)} were given")
         for address in said:
@@ -361,7 +370,8 @@ class JoinRpcHandler(InvitationRpc):
             raise UserError(
                 f"{known}; name an address for newcomers: `peer invite --address HOST:PORT`, or the setting `advertise`"
             )
-        if not all(_is_local(address) for address in mine):  # newcomers are on other machines in this case
+        # With a public address, newcomers are on other machines and cannot reach local addresses.
+        if not all(_is_local(address) for address in mine):
             others = [address for address in others if not _is_local(address)]
         return tuple(dict.fromkeys((*mine, *others)))[:ADVERTISED_MAX]
 

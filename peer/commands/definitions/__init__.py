@@ -18,7 +18,7 @@ COMMAND_MODULES = (status_commands, member_commands, job_commands, model_command
 
 
 def commands_by_topic() -> dict[str, list[Command]]:
-    """Return all commands by the `TOPIC` of their module, those of features last."""
+    """Return all commands, grouped by the `TOPIC` of their module. Commands of features come last."""
     modules = [(module.TOPIC, module) for module in COMMAND_MODULES]
     for feature in FEATURES:
         if feature.commands:

@@ -33,7 +33,7 @@ from protocol.units import display_round_number, format_bytes
 
 TOPIC = "Jobs, rounds and audits"
 
-TEST_SECONDS_MAX = 180.0  # bound of a test round, from the slowest timers of a round
+TEST_SECONDS_MAX = 180.0  # longest wait for a test round, derived from the slowest timers of a round
 
 ROUNDS = Argument(
     "--rounds",
@@ -82,7 +82,7 @@ ROUND = Argument(
     help="Round to re-execute (default the newest that can be re-executed)",
 )
 
-# Presets of `training.job_spec`, which is imported only at their use: name -> purpose.
+# Names of presets -> purpose, for the help. The import of their settings in `training.job_spec` is slow and waits for their use.
 PRESETS = {
     "local": "one update per ten local steps, for most links",
     "per-step": "one update per gradient step, for fast links and 300 rounds or more",
@@ -95,11 +95,12 @@ PRESET = Argument(
 )
 SET = Argument("--set", action="extend", nargs="+", default=[], metavar="FIELD=VALUE", help="Further fields of the job")
 
-DERIVED_FIELDS_OF_PRESETS = ("warmup_rounds", "rule")  # derived from the number of rounds and from the audit mode
-# Argument of `train` or `peer demo` -> field of a job.
+# Fields of presets that a job derives itself, from the number of rounds and the audit mode.
+DERIVED_FIELDS_OF_PRESETS = ("warmup_rounds", "rule")
+# Argument of `train` or `peer demo` -> field of the job specification that it sets.
 ARGUMENTS = {"rounds": "rounds", "vocabulary": "model.vocabulary", "audit": "audit", "seed": "seed"}
 
-# A field, the field that it depends on, and that field's values with which it has an effect.
+# Rows (field, other field, values): the field has an effect only if the other field has one of these values.
 USED_ONLY_WITH = (
     ("outer_rate", "outer", ("nesterov", "sgd", "sign")),
     ("outer_momentum", "outer", ("nesterov", "sign")),
@@ -149,7 +150,7 @@ TRAIN_DESCRIPTION = """
     `--skip-bad`.
     """
 
-RULES_WITH_BYZANTINE_MAX = ("arc-nnm-trim", "trimmed-mean", "krum")  # the other rules do not use the number
+RULES_WITH_BYZANTINE_MAX = ("arc-nnm-trim", "trimmed-mean", "krum")  # aggregation rules that use the field `byzantine_max`
 
 
 @command(
@@ -203,7 +204,7 @@ async def test(asked: CommandContext[PeerApi]) -> None:
 
 
 async def _phases(api: PeerApi, job: str, seen: int) -> AsyncGenerator[EventView, None]:
-    """Yield the job's events, and the events that decide and apply the block that closes its round."""
+    """Yield the events of a job, and the events `decided` and `applied` of the block that closes the job's round."""
     decided: dict[str, EventView] = {}
     closing: str | None = None
     while True:
@@ -222,7 +223,7 @@ async def _phases(api: PeerApi, job: str, seen: int) -> AsyncGenerator[EventView
 
 
 def _unchanged(before: tuple[JobView, ...], after: tuple[JobView, ...], test: str) -> str:
-    """Return a line for each model: unchanged by the scratch round, or moved on by its own rounds meanwhile."""
+    """Return a line for each job with a model: the test round left the model unchanged, or the job's own rounds changed it."""
     now = {job.job: job for job in after}
     objective = now[test].objective if test in now else ""  # jobs of earlier tests trained no model
     models = [job for job in before if job.objective != objective and job.job in now]
@@ -438,15 +439,18 @@ def build_train_request(options: argparse.Namespace) -> TrainRequest:
 
 
 def _folder(base: str) -> str:
-    """Return the folder that `--from` names, or "". Text with a slash is a path; other text is one if such a folder exists."""
+    """Return the folder that `--from` names, or "".
+
+    A text with a slash is a path; a text without one is a path if such a folder exists.
+    """
     path = Path(base).expanduser().absolute()
     return str(path) if "/" in base or (base and path.is_dir()) else ""
 
 
 def preset_overrides(preset: str | None, said: Mapping[str, str]) -> dict[str, str]:
-    """Return a preset's fields as text, without fields that follow from others (`training.job_spec.complete_fields`).
+    """Return a preset's fields as texts, without the fields that `training.job_spec.complete_fields` derives from others.
 
-    With `memory=estimates`, bits, momentum and rates follow as well: the preset's values were not measured with it.
+    With `memory=estimates`, bits, momentum and rates are derived as well: the preset's values were measured without this setting.
     """
     from training.job_spec import PRESETS, fields_set_by_estimates
 
@@ -458,7 +462,7 @@ def preset_overrides(preset: str | None, said: Mapping[str, str]) -> dict[str, s
 
 
 def job_overrides(options: argparse.Namespace) -> dict[str, str]:
-    """Return the values of `--set` by field. Raises `UserError` if one is malformed or contradicts another argument."""
+    """Return the values of `--set` by field. Raises `UserError` if a value is malformed or contradicts another argument."""
     said = parse_set_options(options.set)
     for argument, name in ARGUMENTS.items():
         value = getattr(options, argument, None)
@@ -476,9 +480,9 @@ def aggregation_rule(overrides: Mapping[str, str]) -> str:
 
 
 def setting_warnings(request: TrainRequest, said: Mapping[str, str], audit: str) -> Iterator[str]:
-    """Yield warnings about valid but unlikely settings.
+    """Yield warnings about settings of a job that are valid but probably a mistake.
 
-    `said` holds the fields that the user typed, without a preset's. `audit` is the job's audit mode.
+    `said` holds the fields that the user typed, without those of the preset. `audit` is the job's audit mode.
     """
     overrides, local = {"outer": "nesterov", **request.overrides, "audit": audit}, request.data == "local"
     for name, other, users in USED_ONLY_WITH:
@@ -497,7 +501,7 @@ def setting_warnings(request: TrainRequest, said: Mapping[str, str], audit: str)
         yield SAMPLED_AUDITS_RISK
         if overrides.get("byzantine_max") == "0":
             yield SAMPLED_AUDITS_WITHOUT_TOLERANCE_RISK
-    if audit == "off" and overrides.get("byzantine_max", "0") == "0":  # any other value is refused
+    if audit == "off" and overrides.get("byzantine_max", "0") == "0":  # with audits off, a job with any other value is refused
         yield NO_AUDITS_WITHOUT_TOLERANCE_RISK
     if overrides.get("outer") != "adamw":
         return

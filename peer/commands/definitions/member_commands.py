@@ -108,7 +108,7 @@ async def resign(asked: CommandContext[PeerApi]) -> None:
         """,
 )
 async def connect(asked: CommandContext[PeerApi]) -> None:
-    """Dial all addresses at once. Raises `UserError` with all reasons if a dial fails."""
+    """Dial all typed addresses at once. Raises `UserError` with the reasons of all failed dials."""
     import trio
 
     failed: list[str] = []
@@ -142,7 +142,7 @@ async def invite(asked: CommandContext[PeerApi]) -> None:
     if sys.stdout.isatty():
         asked.show(note)
     else:
-        print(note, file=sys.stderr)  # standard output carries only the invitation, for scripts
+        print(note, file=sys.stderr)  # only the invitation goes to standard output, so that scripts can read it
 
 
 @listing_command(

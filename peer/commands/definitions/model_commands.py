@@ -33,14 +33,14 @@ from protocol.units import display_round_number
 
 TOPIC = "Models and text"
 
-EVALUATED_TOKENS = 65_536  # takes some seconds with the default model
-MODEL_FORMATS = ("transformers", "gguf", "gguf-f32")  # formats of `peer.export.model_export`, which is imported at its use
+EVALUATED_TOKENS = 65_536  # tokens of an evaluation: some seconds of compute with the default model
+MODEL_FORMATS = ("transformers", "gguf", "gguf-f32")  # same names as in `peer.export.model_export`, whose import is slow
 
 TEMPERATURE_DEFAULT: Final = 0.8
 ESCAPED: Final = {"n": "\n", "t": "\t", "\\": "\\"}
-TEMPLATE_SLOT: Final = "{}"  # replaced in a template by the user's text
+TEMPLATE_SLOT: Final = "{}"  # marks the place of the user's text in a template
 CHAT_PROMPT: Final = "you> "
-CHAT_CHARACTERS_MAX: Final = 64 << 10  # characters of earlier turns; few models have a longer context
+CHAT_CHARACTERS_MAX: Final = 64 << 10  # characters of earlier turns in a prompt: few models have room for more
 BLOCKLIST_NOTICE: Final = "this job has a blocklist, so a text is shown after the check of the whole text"
 
 HEX = "0x"
@@ -105,7 +105,10 @@ def model_argument(options: argparse.Namespace) -> str:
 
 
 def describe_final_round(round: int, newer: int, way: str = "--newest") -> str:
-    """Return a note that a newer model is not final yet. `way` is the argument that chooses the newer one."""
+    """Return a note that the model of round `newer` is not final.
+
+    `way` is the command's argument that chooses this newer model.
+    """
     return f"took the newest final model, of round {round}; take the model of round {newer}, which audits may undo, with {way}"
 
 
@@ -169,7 +172,7 @@ async def _stream(
     turns: tuple[str, ...] | None = None,
     said: list[str] | None = None,
 ) -> None:
-    """Generate a text and show it piece by piece. `said` receives the shown pieces, none of a withheld text."""
+    """Generate a text and show it piece by piece. The shown pieces are appended to `said`; a withheld text has none."""
     is_shown = False
     try:
         async with aclosing(asked.api.sample_text(prompt, how, model_argument(asked.options), turns)) as pieces:
@@ -218,7 +221,7 @@ async def chat(asked: CommandContext[PeerApi]) -> None:
             continue
         prompt, said = options.template.replace(TEMPLATE_SLOT, line), list[str]()
         await asked.user.run_interruptible(partial(_stream, asked, prompt, how, tuple(turns), said))
-        if said:  # a withheld turn would cause all later turns to be withheld
+        if said:  # a withheld turn is dropped: as part of later prompts, it would cause all later turns to be withheld
             turns.append(prompt + "".join(said))
         while len(turns) > TURNS_MAX or sum(map(len, turns)) > CHAT_CHARACTERS_MAX:
             del turns[0]
@@ -358,9 +361,10 @@ async def model(asked: CommandContext[PeerApi]) -> None:
 
 
 async def run_module(module: str, *arguments: str) -> str:
-    """Run `python -m MODULE …` and return its output. Raises `UserError` with the last line of standard error if it fails.
+    """Run `python -m MODULE …` and return its output.
 
-    A process of its own is needed because commands of the prompt run in the daemon, which must not import torch.
+    Raises `UserError` with the last line of standard error if the process fails. A process of its own is needed because commands
+    of the prompt run in the daemon, which must not import torch.
     """
     import trio
 

@@ -1,6 +1,6 @@
 """Commands about this peer itself, and about the prompt.
 
-The commands `help` and `quit` exist only at the prompt; the command line has its own `peer help`.
+The commands `help` and `quit` of this module exist only at the prompt: the command line has another `peer help`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from protocol.api import AlertView, BlockView, DiskView, EngineView, EventView, 
 
 TOPIC = "State of a peer"
 
-# The exit status of `peer status`
+# Exit status of `peer status` for each state of the peer.
 EXIT_STATUS = {
     PeerState.WORKING: exit_statuses.SUCCESS,
     PeerState.SUSPENDED: exit_statuses.SUCCESS,
@@ -39,7 +39,7 @@ STATE_MEANINGS = {
 
 
 def _states_with(status: int) -> str:
-    """Return the states with this exit status."""
+    """Return a sentence that lists the states of a peer with this exit status."""
     return f"The state is {' or '.join(f'`{state}`' for state, of_state in EXIT_STATUS.items() if of_state == status)}"
 
 
@@ -180,4 +180,4 @@ async def help(asked: CommandContext[PeerApi]) -> None:
 
 @command("Stop the peer, or leave it running if the console is attached", only_at_prompt=True)
 async def quit(asked: CommandContext[PeerApi]) -> None:
-    """Do nothing: the reader of the lines acts on `quit`, because it knows whether the console is attached."""
+    """Do nothing. The loop that reads lines acts on `quit`, because it knows whether the console is attached to a daemon."""

@@ -1,1 +1,1 @@
-"""This peer's place among the members: joining, liveness, inactivity, peer classes."""
+"""Membership in the daemon: joining, liveness of voters, inactive members, classes of peers."""

@@ -1,7 +1,7 @@
 """The silence of each member as this peer observes it, and the peer's votes to retire members that are silent for too long.
 
-It votes only if its operator has set a number of days. No clock and no statement of another peer counts: a quorum of voters
-retires a member, and each of them has observed the whole silence. At each observation:
+The peer votes only if its operator has set `retire_after_days`. No clock and no statement of another peer counts: a quorum of
+voters retires a member, and each voter of the quorum has observed the whole silence. At each observation:
 
 | since the last observation, this peer               | silence of a heard member  | silence of another member   |
 |-----------------------------------------------------|----------------------------|-----------------------------|
@@ -30,14 +30,15 @@ from protocol.limits import MEMBERS_MAX
 from storage import durable_files
 from transport.connections.connection_manager import ConnectionManager
 
-OBSERVE_SECONDS = 30  # between observations: twice the default silence of a suspected peer
-SAVE_OBSERVATIONS = 120  # unsaved observations between two saves: a stopped peer loses at most an hour
+OBSERVE_SECONDS = 30  # seconds between two observations: twice the default silence after which a peer is suspected
+SAVE_OBSERVATIONS = 120  # observations between two writes to the disk: a stopped peer loses at most an hour of observed silence
 DAY_SECONDS = DAY_MS // 1_000
-RETIREMENT_DAYS = 1  # lifetime of a vote, which is repeated during the silence; the vote of a person has seven
+# Days after which such a vote expires: it is repeated while the silence lasts. An operator's vote has seven days.
+RETIREMENT_DAYS = 1
 
 
 class InactivityTracker:
-    """The observer of silent members, which `run` runs beside the driver.
+    """The observer of silent members. Its task `run` runs beside the driver.
 
     `signers` returns the keys whose signatures were decided since its last call.
     """
@@ -54,18 +55,18 @@ class InactivityTracker:
     ) -> None:
         self._network, self._applied, self._signers = network, applied, signers
         self._author, self._seconds_max, self._file, self._tell = author, days * DAY_SECONDS, file, tell
-        self._silent: dict[bytes, int] = {}  # member -> seconds of silence
+        self._silent: dict[bytes, int] = {}  # member -> observed seconds of silence
         self._nonces: dict[bytes, int] = {}
         self._heard_quorum = False
         self._saved: Mapping[bytes, int] = {}
-        self._unsaved = 0  # unsaved observations
-        self._told: dict[tuple[bytes, str], int] = {}  # (member, message) -> days of silence when it was last shown
+        self._unsaved = 0  # observations since the last write to the disk
+        self._told: dict[tuple[bytes, str], int] = {}  # (member, message) -> days of silence when the message was last shown
 
     async def run(self) -> None:
         self.load_saved()
         while True:
             subject = self.observe_members()
-            # An hour of silence may be lost, but its end must be saved at once.
+            # Up to an hour of silence may be lost at a stop of the peer, but the end of a silence must be saved at once.
             if self._unsaved >= SAVE_OBSERVATIONS or self._saved.keys() - self._silent.keys():
                 await trio.to_thread.run_sync(self.save)
             if subject is not None and not self._author.has_pending:
@@ -73,7 +74,7 @@ class InactivityTracker:
             await trio.sleep(OBSERVE_SECONDS)
 
     def load_saved(self) -> None:
-        """Load the silences that were observed before a restart."""
+        """Read the seconds of silence that were observed before a restart."""
         self._silent = load_silences(self._file, lambda text: self._tell(text, self._network.me))
         self._saved = dict(self._silent)
 
@@ -83,13 +84,14 @@ class InactivityTracker:
             stream.write("".join(f"{peer_id(key)} {seconds}\n" for key, seconds in self._saved.items()).encode())
 
     def observe_members(self) -> bytes | None:
-        """Observe all members, and return the member to vote about now, if any."""
+        """Observe all members once. Return the member that this peer must now vote to retire, or None."""
         members, me = self._applied.current.members, self._network.me
         voters = VoterSet(members.voters)
         hears_quorum = len((self._network.live_peers() | {me}) & voters.members) >= voters.quorum
         counts, self._heard_quorum = hears_quorum and self._heard_quorum, hears_quorum
         before, self._nonces = self._nonces, {key: member.nonce for key, member in members.members.items()}
-        decided = {key for key, nonce in self._nonces.items() if before.get(key, nonce) != nonce}  # members with new transactions
+        # Members whose new transactions were decided.
+        decided = {key for key, nonce in self._nonces.items() if before.get(key, nonce) != nonce}
         heard = {me, *self._network.live_peers(), *self._signers(), *decided}
         silent = {
             key for key in members.members if key not in heard and members.is_current_key(key) and not members.has_no_duties(key)
@@ -102,13 +104,16 @@ class InactivityTracker:
         return self._member_to_retire(members) if counts else None
 
     def _member_to_retire(self, members: MembersState) -> bytes | None:
-        """Return the silent member with the most votes, then the smallest key, so that the voters converge on one."""
+        """Return the silent member with the most votes to retire it, or None.
+
+        The smallest key breaks a tie, so that voters choose the same member.
+        """
         me, lasting = self._network.me, {key for key, seconds in self._silent.items() if seconds >= self._seconds_max}
         lasting -= set(members.resigning_voters)
         mine = members.retirement_votes.get(me)
         if me not in members.voters or (mine is not None and (mine.lower_tolerance or mine.subject not in lasting)):
-            return None  # this peer is no voter, or its operator has voted otherwise
-        for key, seconds in self._silent.items():  # a warning gives people time to find the cause
+            return None  # this peer is no voter, or its operator has voted about another member
+        for key, seconds in self._silent.items():  # a warning long before the vote gives operators time to find the cause
             if key not in lasting and seconds >= max(DAY_SECONDS, self._seconds_max / 2):
                 self._tell_of(key, f"after {self._seconds_max // DAY_SECONDS} days this peer votes to retire it")
         for key in sorted(key for key in lasting if lowers_tolerance(members, key)):
@@ -134,7 +139,7 @@ class InactivityTracker:
 
 
 def load_silences(file: Path, tell: Callable[[str], None]) -> dict[bytes, int]:
-    """Return the seconds of silence by key. For lines that cannot be read, the silence begins at zero."""
+    """Return the seconds of silence in a file by member. The silence of a member whose line cannot be read begins at zero."""
     with storage_errors(file):
         lines = file.read_text(errors="replace").splitlines()[:MEMBERS_MAX] if file.exists() else []
     found: dict[bytes, int] = {}

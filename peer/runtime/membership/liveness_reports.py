@@ -1,4 +1,4 @@
-"""Liveness of voters as this peer and other voters observe it, for display. No decision depends on it."""
+"""Liveness of voters as this peer and other voters observe it, for people. No decision of the network depends on it."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from protocol.messages import LivenessReport
 from transport.connections.connection_manager import ConnectionManager
 from transport.connections.peer_link import PeerLink
 
-REPORT_SECONDS = 1.0  # between two observations, and between two reports on one link
-NAMED_MAX = 12  # peers of one side of a partition, so that the line stays readable
-GAPS_MAX = 4  # voters in one line of gaps; `peer reach` shows all
+REPORT_SECONDS = 1.0  # seconds between two observations, and between two reports on one link
+NAMED_MAX = 12  # peers that a text names on one side of a partition, so that it stays readable
+GAPS_MAX = 4  # voters in one line about voters that do not hear others: `peer reach` shows all of them
 
 Links = Mapping[bytes, PeerLink]
 
 
 class LivenessMonitor:
-    """The exchange of liveness reports, which `run` runs beside the driver."""
+    """The exchange of liveness reports with other voters. Its task `run` runs beside the driver."""
 
     def __init__(
         self, network: ConnectionManager, applied: CurrentState, tell: Callable[[str, bytes], None] = lambda text, peer: None
     ) -> None:
-        """Create a monitor. It calls `tell(text, key)` when a voter becomes silent and when it is heard again."""
+        """Create a monitor. It calls `tell(text, key)` when the voter `key` becomes silent and when it is heard again."""
         self._network, self._applied, self._tell = network, applied, tell
         self._silent: Set[bytes] = frozenset()  # voters that were reported as silent
-        self._heard_at: dict[bytes, float] = {}  # voter -> time when this peer last heard it
-        self._deaf_since: dict[tuple[bytes, bytes], float] = {}  # (observer, voter) -> time of the first report without the voter
+        self._heard_at: dict[bytes, float] = {}  # voter -> time when this peer last heard the voter
+        # (observer, voter) -> time of the observer's first report in which the voter is missing.
+        self._deaf_since: dict[tuple[bytes, bytes], float] = {}
 
     async def run(self) -> None:
         while True:
@@ -71,23 +72,24 @@ class LivenessMonitor:
         return voters, links
 
     def _heard(self, voters: VoterSet, links: Links) -> frozenset[bytes]:
-        """Return the voters that this peer does not suspect. Only silence causes suspicion, and not the end of a link."""
+        """Return the voters that this peer does not suspect. Silence causes suspicion; the end of a link alone does not."""
         after = trio.current_time() - self._network.keepalive.suspect_seconds
         recent = {peer for peer, at in self._heard_at.items() if peer not in links and at > after}
         return voters.members & (self._network.live_peers() | recent | {self._network.me})
 
     def _reports(self, voters: VoterSet, links: Links) -> dict[bytes, frozenset[bytes]]:
-        """Return the voters that each live voter reports as heard."""
+        """Return the reports of live voters: reporting voter -> voters that it hears."""
         found = {peer: links[peer].liveness_report for peer in self._network.live_peers() if peer in voters}
         return {
             peer: decode_heard(voters, said.heard_voters) for peer, said in found.items() if said and said.voters == voters.hash
         }
 
     def liveness_matrix(self) -> LivenessMatrix:
-        """Return the seconds of silence of each voter, in one row per observer.
+        """Return the seconds of silence as observer -> voter -> seconds.
 
-        The row of this peer has the seconds since it last heard each voter. The row of another voter has 0 for voters that it
-        reports as heard. For the others it has the seconds since its first report without them, plus those before a suspicion.
+        The row of this peer has the seconds since it last heard each voter. The row of another voter has 0 for each voter that it
+        reports as heard. For other voters, that row has the seconds since the first report without the voter, plus the seconds of
+        silence before a suspicion.
         """
         voters, links = self._take_in()
         now, me, reports = trio.current_time(), self._network.me, self._reports(voters, links)
@@ -106,7 +108,7 @@ class LivenessMonitor:
     def partition_text(self, names: PeerNames) -> str:
         """Return a line that names both sides of a partition, or an empty string.
 
-        Only a voter without a quorum, which heard a missing voter before, returns a line.
+        The line is empty unless this peer is a voter that hears no quorum and has heard a missing voter before.
         """
         (voters, links), me = self._take_in(), self._network.me
         here, needed = (self._network.live_peers() | {me}) & voters.members, voters.quorum
@@ -119,7 +121,10 @@ class LivenessMonitor:
         )
 
     def gaps_text(self, names: PeerNames) -> str:
-        """Return a line with the heard voters that do not hear another heard voter, or an empty string."""
+        """Return a line about gaps, or an empty string.
+
+        A gap is a voter that this peer hears and that does not hear another such voter.
+        """
         voters, links = self._take_in()
         heard = self._heard(voters, links)
         reports = self._reports(voters, links)
@@ -134,9 +139,9 @@ def encode_heard(voters: VoterSet, heard: frozenset[bytes]) -> bytes:
     return sum(1 << place for place, key in enumerate(voters.keys) if key in heard).to_bytes(-(-len(voters) // 8), "little")
 
 
-@functools.lru_cache(maxsize=2 * VOTERS_MAX)  # each report is decoded every second
+@functools.lru_cache(maxsize=2 * VOTERS_MAX)  # cached, because the last report of each voter is decoded every second
 def decode_heard(voters: VoterSet, bits: bytes) -> frozenset[bytes]:
-    """Return the voters whose bits are set. Bits beyond the last voter are ignored."""
+    """Return the voters whose bits are set in a liveness report. Bits beyond the last voter are ignored."""
     number = int.from_bytes(bits, "little")
     return frozenset(key for place, key in enumerate(voters.keys) if number >> place & 1)
 

@@ -1,6 +1,7 @@
 """This peer's membership as its operator configured it: admission, roles, standing as a voter, and automatic approvals.
 
-It shows the operator the pending votes of other voters. It classifies other peers by the applied state and by their invitations.
+The module shows the operator pending votes of other voters. It classifies other peers by the applied state and by their
+invitations.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from protocol.identity import Verifier, open_signed, short_id
 from protocol.messages import GuestInvitation
 from transport.peer_policy import PeerClass, PeerPolicy
 
-JOIN_RETRY_SECONDS = 1.0  # between attempts of a guest to send its admission, since blocks may not come
+JOIN_RETRY_SECONDS = 1.0  # seconds between two attempts of a guest to send its admission: a guest may get no blocks
 NOT_DECIDED = "its admission is not decided yet"
 
-GUESTS_MAX = 64  # concurrent guests, to bound memory; a further one makes the oldest a stranger
+GUESTS_MAX = 64  # guests at one time, a bound of memory: one more guest makes the oldest guest a stranger
 
 
 @dataclass
@@ -47,17 +48,18 @@ class Membership:
     name: str
     roles: tuple[str, ...]
     wants_to_vote: bool
-    approve_invited: int  # number of members that this voter approves by itself
+    approve_invited: int  # number of members that this voter approves as voters without its operator
     invitation: InvitationString | None
-    former_submitter: TransactionSubmitter | None = None  # signs with the old key until its replacement is decided
+    former_submitter: TransactionSubmitter | None = None  # signs with this peer's old key until the change of keys is decided
     forget_former: Callable[[], None] = lambda: None
     _told: frozenset[bytes] = field(default_factory=frozenset)
     _told_wanted: frozenset[bytes] = frozenset()
-    _told_retired: dict[bytes, int] | None = None  # heights of retirements, by member
-    _has_said_name: bool = False  # set once per start; otherwise two peers with one key and two names would rename it for ever
+    _told_retired: dict[bytes, int] | None = None  # retired member -> height of the retirement, as last shown
+    # True if this process has set the peer's name: two peers with one key and two names would otherwise rename it forever.
+    _has_said_name: bool = False
 
     async def run(self) -> None:
-        """Submit the next missing transaction after each block."""
+        """After each block, submit the next transaction that the operator's settings need, such as an admission or a new name."""
         while True:
             applied = self.driver.block_applied
             try:
@@ -103,7 +105,7 @@ class Membership:
                 add("network", f"the network now runs {running.name} {running.version}")
 
     def _tell_candidates(self) -> None:
-        """Show a voter's operator the candidates that it may approve."""
+        """Show the operator of a voter new candidates that the voter may approve."""
         members, me = self.driver.state.members, self.driver.signer.public
         standing = frozenset(members.candidates)
         for candidate in sorted(standing - self._told):
@@ -116,7 +118,7 @@ class Membership:
         self._told = standing
 
     def _tell_retirements(self) -> None:
-        """Show votes to retire a member to operators of voters, and retired members to all operators."""
+        """Show new votes to retire a member to the operator of a voter, and newly retired members to every operator."""
         members, me = self.driver.state.members, self.driver.signer.public
         wanted = frozenset(wish.subject for wish in members.retirement_votes.values())
         for subject in sorted(wanted - self._told_wanted):
@@ -159,7 +161,7 @@ class Membership:
             await self._approve()
 
     async def _replace(self, former: TransactionSubmitter) -> None:
-        """Replace the key of `former` by this peer's key, unless the change is decided already.
+        """Replace the key of `former` in the ledger by this peer's new key, unless this change is decided already.
 
         Raises `UserError` if the old key was expelled, or was replaced by another key.
         """
@@ -180,17 +182,17 @@ class Membership:
         is_known = self.invitation.invitation.signer in self.driver.state.members.voters
         if not is_known or not self.driver.network.connected_peers():
             return
-        if self.submitter.has_pending:  # other peers sent back the admission from before a restart
+        if self.submitter.has_pending:  # other peers have sent back this peer's admission from before a restart
             return
         me = self.driver.signer.public
         try:
             await self.submitter.submit(ADMIT_KIND, make_admission(self.invitation, me, self.name or short_id(me)), math.inf)
         except UserError:
-            if not self.submitter.has_pending:  # other peers may have sent back the earlier admission meanwhile
+            if not self.submitter.has_pending:  # other peers may have sent back this peer's earlier admission meanwhile
                 raise
 
     async def _approve(self) -> None:
-        """Approve one invited candidate that was not retired, within the number that the operator set."""
+        """Approve one invited candidate that was not retired, if this voter has approved fewer than `approve_invited`."""
         state, me = self.driver.state.members, self.driver.signer.public
         invited = {key for key, member in state.members.items() if member.invited_by is not None and member.retired is None}
         given = sum(key in state.voters for key in invited) + sum(me in approvals for approvals in state.candidates.values())
@@ -212,12 +214,13 @@ class PeerClassifier(PeerPolicy):
         applied: CurrentState,
         invitation: InvitationString | None = None,
     ) -> None:
-        """Create a classifier. `invitation` is the invitation of this peer itself, if it has one."""
+        """Create a classifier. `invitation` is the invitation with which this peer itself joins, if it has one."""
         self._invitation = invitation
         self._me, self._chain_id, self._verifier, self._applied = me, chain_id, verifier, applied
         self._seen: LedgerState | None = None
         self._voters = frozenset[bytes]()
-        self._guests: OrderedDict[bytes, tuple[bytes, Invitation]] = OrderedDict()  # token -> (guest, its invitation)
+        # Token of an invitation -> (guest, its invitation).
+        self._guests: OrderedDict[bytes, tuple[bytes, Invitation]] = OrderedDict()
 
     def classify(self, peer: bytes) -> PeerClass:
         state = self._applied.current
@@ -225,15 +228,16 @@ class PeerClassifier(PeerPolicy):
         if state is not self._seen:
             self._look(state)
         if not members.is_current_key(self._me):
-            return PeerClass.MEMBER  # a guest's state may not contain the members that help it, and its vote is not needed
+            # A guest cannot tell members from strangers: its old state may not contain the members that help it.
+            return PeerClass.MEMBER
         if members.is_current_key(peer):
             return PeerClass.VOTER if peer in self._voters else PeerClass.MEMBER
         return PeerClass.GUEST if any(guest == peer for guest, _ in self._guests.values()) else PeerClass.STRANGER
 
     def admit_guest(self, peer: bytes, shown: GuestInvitation) -> None:
-        """Make `peer` the guest of an invitation, in place of an earlier one. Invitations of non-voters have no guests.
+        """Make `peer` the guest of an invitation, in place of the invitation's earlier guest.
 
-        Raises `RemoteProtocolError` if the invitation or its token signature is false.
+        Invitations of non-voters admit no guests. Raises `RemoteProtocolError` if the invitation or its token signature is false.
         """
         members = self._applied.current.members
         inviter = shown.invitation.signer
@@ -246,7 +250,7 @@ class PeerClassifier(PeerPolicy):
         self._look(self._applied.current)
 
     def _look(self, state: LedgerState) -> None:
-        """Forget guests whose invitation was used or revoked, or has expired."""
+        """Follow a new state: forget guests whose invitation was used or revoked, or has expired."""
         self._seen, self._voters = state, frozenset((*state.members.voters, *state.members.upcoming))
         revoked = {token for tokens in state.members.revoked_tokens.values() for token in tokens}
         for token, (_, invitation) in list(self._guests.items()):

@@ -42,7 +42,7 @@ CORE_EVENT_KINDS: Final = (
     EventKind("applied", "This peer applied a decided block.", ("debug",), ("height", "root")),
 )
 
-# Meanings of the fields above in JSON lines.
+# Field of an event in JSON lines -> its meaning.
 EVENT_FIELDS: Final = {
     "peer": "Whole id of the peer that the event is about.",
     "job": "Id of the job, hexadecimal.",
@@ -60,7 +60,7 @@ EVENT_FIELDS: Final = {
 
 
 def event_kinds() -> dict[str, EventKind]:
-    """Return all kinds of events, by name: those of this package, then those of the features."""
+    """Return all kinds of events by name. Kinds of this package come first, then those of features."""
     of_features = (kind for feature in features.FEATURES for kind in feature.event_kinds)
     found = dict[str, EventKind]()
     for kind in (*CORE_EVENT_KINDS, *of_features):

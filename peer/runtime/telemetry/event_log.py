@@ -1,4 +1,4 @@
-"""The event log: numbered events for consoles and pages. It is bounded and in memory; decided data is in the store."""
+"""The event log: numbered events for consoles and pages. The log is bounded and in memory only: decided data is in the store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from features.peer_names import PeerNames
 from protocol.api import EventView
 from protocol.identity import peer_id
 
-EVENTS_KEPT = 5_000  # bounds memory; a console that reconnects later gets only the newest events
+EVENTS_KEPT = 5_000  # newest events in memory: a console that connects later does not get older ones
 
 log = logging.getLogger("peer")
 
@@ -23,17 +23,17 @@ class EventLog:
         self._events: deque[EventView] = deque(maxlen=EVENTS_KEPT)
         self._last = 0
         self._more = trio.Event()
-        self.names = PeerNames({})  # current names of members, for lines of the log; events keep the ids
+        self.names = PeerNames({})  # current names of members, for lines of the log file; events have ids
 
     def add(self, kind: str, text: str, **fields: object) -> None:
-        """Add an event. A field called `peer` is shown as a peer id, and other bytes as hex."""
+        """Add an event. The field `peer` is shown as a peer id, and bytes in other fields as hex."""
         self._add(logging.WARNING if kind in ("warning", "evidence") else logging.INFO, kind, text, fields)
 
     def add_warning(self, kind: str, text: str) -> None:
         self._add(logging.WARNING, kind, text, {})
 
     def add_detail(self, kind: str, text: str, **fields: object) -> None:
-        """Add an event that is one detail of another event, such as a vote of a round. The log has it at level `debug`."""
+        """Add an event that is one detail of another event, such as a vote of a round. The log file has it at level `debug`."""
         self._add(logging.DEBUG, kind, text, fields)
 
     def _add(self, level: int, kind: str, text: str, fields: Mapping[str, object]) -> None:

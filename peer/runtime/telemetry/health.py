@@ -1,6 +1,5 @@
-"""The state of a peer as one word for programs and one line for people, and the detection of stragglers.
-
-No decision depends on it.
+"""The state of a peer as a word for programs and a line for people, and the detection of stragglers. No decision of the network
+depends on this module.
 """
 
 from __future__ import annotations
@@ -19,12 +18,14 @@ from rounds.round_state import PROPOSALS_FACTOR, RoundResult
 
 COMPARE_PEERS = "operators must compare their peers: see docs/how-to/when-something-is-wrong.md"
 COMPARE_BLOCKS = "compare the blocks of that height with people you trust, over another channel"
-STALLED_SECONDS = 30.0  # about six failed views; a few dead leaders or a busy machine delay a decision less
-BEHIND_MIN = 4  # heights; three are normal: one that is being applied, and two with votes on their way
-BEHIND_SECONDS = 10.0  # without a decision, after which fewer heights count as behind
+# Time without a decision after which a peer is stalled, about six failed views: a few dead leaders delay a decision less.
+STALLED_SECONDS = 30.0
+# Heights behind other voters that count as behind: three are normal, one being applied and two with votes on their way.
+BEHIND_MIN = 4
+BEHIND_SECONDS = 10.0  # time without a decision after which fewer heights count as behind
 
 
-# The texts of `why_halted` begin with these words.
+# First words of a text of `why_halted` -> state of the peer.
 HALT_STATES = {
     "EXPELLED": PeerState.EXPELLED,
     "HALTED": PeerState.HALTED,
@@ -32,11 +33,13 @@ HALT_STATES = {
     "not a member": PeerState.JOINING,
 }
 
-WINDOW_SECONDS = 60.0  # rounds of the last minute count, so that one good round does not outweigh the others
-WINDOW_ROUNDS_MIN = 5  # rounds that count even if they took longer
-WINDOW_ROUNDS_MAX = 1_000  # bounds memory; no network decides rounds of 0.06 s for a minute
-LATE_ROUNDS_MIN = 3  # each trainer misses one or two, for example beside another program
-LATE_SECONDS_MIN = 30.0  # sum of missed rounds; the start of a worker takes a third of this time
+# Window of rounds that decide whether a trainer is a straggler: in a minute, one good round does not outweigh the others.
+WINDOW_SECONDS = 60.0
+WINDOW_ROUNDS_MIN = 5  # last rounds that count even if they took longer than the window
+WINDOW_ROUNDS_MAX = 1_000  # rounds in the window, a bound of memory: no network decides rounds of 0.06 s for a minute
+# Least number of missed rounds of a straggler: any trainer misses one or two, for example beside another program.
+LATE_ROUNDS_MIN = 3
+LATE_SECONDS_MIN = 30.0  # least duration of all missed rounds of a straggler: the start of a worker takes a third of this time
 
 
 def peer_state(halted: str, waiting: str, behind: int | None, decided_seconds_ago: float | None, suspended: str) -> PeerState:
@@ -53,7 +56,7 @@ def peer_state(halted: str, waiting: str, behind: int | None, decided_seconds_ag
 def heights_behind(node: Node, links: Set[bytes]) -> int | None:
     """Return the number of decided heights that this peer has not applied, or None if no other voter is linked.
 
-    A height counts if f + 1 voters report it, or all linked voters if they are fewer: a faulty voter can report any height.
+    A height counts if f + 1 voters report it, or all linked voters if fewer are linked: a faulty voter can report any height.
     """
     voters = VoterSet(node.state.members.voters)
     others = voters.members - {node.me}
@@ -136,24 +139,24 @@ def vote_lockout_text(below: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _RoundTiming:
-    absent: bool  # the round was closed without this trainer's update
-    proposed: bool  # this trainer had proposed before that
+    absent: bool  # True if the round was closed without this trainer's update
+    proposed: bool  # True if this trainer had proposed before the round was closed
     seconds: float  # duration of the round at this peer
 
 
 class StragglerDetector:
-    """The recent rounds of one trainer in one job, by which it finds out that it is a straggler."""
+    """The detection that this trainer is a straggler in one job, from the job's recent rounds."""
 
     def __init__(self) -> None:
         self._rounds: deque[_RoundTiming] = deque(maxlen=WINDOW_ROUNDS_MAX)
-        self._missed = 0  # missed rounds since the last time when few were missed
+        self._missed = 0  # missed rounds since the window last had few missed rounds
         self._told = 0  # value of `_missed` at the last warning, or 0 before the first
 
     def record_round(self, outcome: RoundResult, me: bytes, proposed: bool, seconds: float) -> bool:
         """Add a closed round. Return True if the operator must be warned now.
 
-        The first warning comes as soon as the trainer is a straggler. Further ones come when the number of missed rounds has
-        doubled, so that the end of the log has one, too.
+        The first warning comes as soon as the trainer is a straggler. A further warning comes each time when the number of missed
+        rounds has doubled, so that the end of the log has one, too.
         """
         absent = me in outcome.absent
         if not absent and me not in outcome.accepted and me not in outcome.rejected:
@@ -165,7 +168,8 @@ class StragglerDetector:
             and sum(of.seconds for of in self._rounds) - self._rounds[0].seconds >= WINDOW_SECONDS
         ):
             self._rounds.popleft()
-        # The count is reset below a quarter, not below half: a trainer that misses every second round is not warned all the time.
+        # The count is reset if a quarter or less is missed. With half as the limit, a trainer that misses every second round
+        # would be warned again and again.
         if 4 * len(self._absent()) <= len(self._rounds):
             self._missed = self._told = 0
         if not self.is_straggling or self._missed < 2 * self._told:

@@ -1,4 +1,7 @@
-"""The driver's observations for people: lines of the event log, and durations of decisions. No decision depends on them."""
+"""The driver's observations for people: lines of the event log, and durations of decisions.
+
+No decision of the network depends on them.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +43,8 @@ from protocol.verdicts import DIVERGING, Verdict, verdict_label
 from training.job_spec import AuditMode, JobSpec
 
 REPORT_IT = "this is a bug that affects every peer: report this line"
-FAILURES_REPORTED_MAX = 64  # remembered failures, so that each is reported once
-DECISION_TIMES_KEPT = 10_000  # durations for the percentiles
+FAILURES_REPORTED_MAX = 64  # failures of modules that this peer remembers, so that each is reported once
+DECISION_TIMES_KEPT = 10_000  # last decisions whose durations are stored for percentiles
 
 # Functions that return the event lines of features. They are imported at start, because a later import fails without a free
 # file descriptor.
@@ -56,18 +59,18 @@ class NodeObserver:
         self.first_decision_at: float | None = None
         self.last_decision_at: float | None = None
         self._awaits_since: float | None = None
-        self._late: dict[bytes, StragglerDetector] = {}  # job -> detector
+        self._late: dict[bytes, StragglerDetector] = {}  # job -> detector of this trainer's lateness
         self.decision_seconds: deque[float] = deque(maxlen=DECISION_TIMES_KEPT)
-        self._first_seen: dict[int, float] = {}  # height -> time when this peer first stored a block of it
+        self._first_seen: dict[int, float] = {}  # height -> time when this peer first stored a block for the height
         self._decided_in: dict[int, float] = {}
-        self._conditions: dict[str, str | bool | None] = {}  # topic -> cause after the last step
-        self.failure = ""  # the last failure
-        self._failures: dict[str, None] = {}  # reported failures
+        self._conditions: dict[str, str | bool | None] = {}  # kind of condition -> its cause after the last step
+        self.failure = ""  # text about the last failure of a module
+        self._failures: dict[str, None] = {}  # failures that were reported, in order
         self._silent_below = 0
         self._muted: Set[RoundKey] = frozenset()
         self._signers: set[bytes] = set()
-        self._before = state  # the last applied state
-        self.membership_problem = ""  # reason why the membership differs from the operator's settings
+        self._before = state  # last applied state
+        self.membership_problem = ""  # reason why this peer's membership differs from the operator's settings
         if state is not None:
             self.events.names = member_names(state.members)
 
@@ -85,7 +88,8 @@ class NodeObserver:
             seen = self._first_seen.pop(decided.height, None)
             fields = {"height": decided.height, "signers": " ".join(map(short_id, signers)), "seen": seen is not None}
             self.events.add_detail("decided", text, **fields)
-            # A block that was not stored before was decided while this peer was away, at the block's own time.
+            # A block that this peer had not stored was decided while the peer was away. The block's own time is then the time of
+            # the decision.
             self.last_decision_at = self._now() if seen is not None else decided.decode().time_ms / 1_000
             if seen is not None:
                 self._decided_in[decided.height] = self._now() - seen
@@ -93,7 +97,7 @@ class NodeObserver:
             self._first_seen = {height: at for height, at in self._first_seen.items() if height > decided.height}
 
     def take_signers(self) -> Set[bytes]:
-        """Return the keys that have signed the decisions since the last call."""
+        """Return the keys with signatures in certificates of blocks that were decided since the last call."""
         taken, self._signers = self._signers, set()
         return taken
 
@@ -115,9 +119,9 @@ class NodeObserver:
         )
 
     def report_conditions(self, replica: Replica, unsupported: str) -> None:
-        """Warn of lasting conditions when they begin. A new cause of a condition is reported again, except for a copied key.
-
-        `unsupported` describes a decided upgrade that this program lacks, long before it takes effect.
+        """Warn of lasting conditions when they begin. A condition with a new cause is reported again, except for a copied key.
+        `unsupported` describes a decided upgrade that this program does not support. The warning comes long before the upgrade
+        takes effect.
         """
         copied, fork, split = replica.duplicate_identity_reason, fork_text(replica), replica.state_root_split
         refusal = replica.block_refusal
@@ -145,7 +149,10 @@ class NodeObserver:
         self.events.add("member", f"{short_id(new)} is now the key of {short_id(old)}", peer=new)
 
     def report_failures(self, where: str, failures: Iterable[ModuleFailure]) -> None:
-        """Report a bug of the program. `status` shows it until this peer is restarted."""
+        """Report failures of modules, which are bugs of the program.
+
+        The command `status` shows the last one until this peer is restarted.
+        """
         for failure in failures:
             self.failure = f"FAILED: {where}: {failure}"
             if str(failure) not in self._failures:
@@ -202,7 +209,10 @@ class NodeObserver:
         return JobSpec.decode(known.spec).resolved_objective.reason_labels if known else ()
 
     def record_closed_round(self, closed: ClosedRound, state: LedgerState, opened: float | None) -> dict[str, float]:
-        """Add an event for a closed round and return its measurements. `opened` is the time when this peer opened it."""
+        """Add an event for a closed round, and return measurements of the round.
+
+        `opened` is the time when this peer opened the round.
+        """
         outcome = closed.outcome
         parts = [f"accepted {short_id(trainer)}" for trainer in outcome.accepted]
         own = self._labels(closed.job)
@@ -212,13 +222,13 @@ class NodeObserver:
         fields = {"job": closed.job, "round": closed.round, "root": root, "height": state.height}
         self.events.add("round", f"round {display_round_number(closed.round)}: {', '.join(parts)}", **fields)
         decided_in = self._decided_in.pop(state.height, None)
-        if decided_in is None:  # this peer was away when the round was decided
+        if decided_in is None:  # this peer was away when the block that closes the round was decided
             return {}
         figures = {"decision_ms": 1_000 * decided_in}
         return figures if opened is None else figures | {"seconds": self._now() - opened}
 
     def check_straggling(self, closed: ClosedRound, state: LedgerState, me: bytes, round: RoundEnded) -> None:
-        """Warn the operator from time to time while this trainer's updates come too late."""
+        """Warn the operator while this trainer's updates come too late, with fewer warnings as time goes on."""
         running = state.jobs.running()
         self._late = {key: late for key, late in self._late.items() if key in running}
         if closed.job in running:
@@ -259,18 +269,22 @@ class NodeObserver:
             height=state.height,
             root=state.state_root,
         )
-        if self._before is not None and self._before.height + 1 == state.height:  # no snapshot was restored in between
+        # No events if blocks were skipped, as by a snapshot.
+        if self._before is not None and self._before.height + 1 == state.height:
             for item in block_events(self._before, state):
                 if item.kind == "member":
                     self.events.add("member", item.text, peer=item.about)
                 elif JobSpec.decode(state.jobs.jobs[item.about].spec).resolved_objective.needs_worker:
-                    # Other jobs are tests.
+                    # Jobs whose objective needs no worker are tests and have no events.
                     self.events.add(item.kind, item.text, job=item.about)
         self._before = state
         self._decided_in = {height: seconds for height, seconds in self._decided_in.items() if height > state.height}
 
     def record_restored_state(self, state: LedgerState, me: bytes) -> None:
-        """Continue from a restored snapshot, and add an event if it admits this peer. Other skipped events are lost."""
+        """Continue from a restored snapshot, and add an event if the new state admits this peer.
+
+        Other events of skipped blocks are lost.
+        """
         self._learn_names(state)
         item = admission_event(me, self._before.members, state.members) if self._before is not None else None
         if item is not None:
@@ -296,7 +310,7 @@ def _refused(trainer: bytes, reason: str) -> str:
 
 
 def block_events(before: LedgerState, after: LedgerState) -> Iterator[EventLine]:
-    """Yield the event lines of one block, from the states before and after it."""
+    """Yield the event lines of one block, from the states before and after the block."""
     assert after.height == before.height + 1
     yield from _of_members(before.members, after.members)
     for key, job in after.jobs.jobs.items():
@@ -306,7 +320,7 @@ def block_events(before: LedgerState, after: LedgerState) -> Iterator[EventLine]
 
 
 def _of_members(before: MembersState, after: MembersState) -> Iterator[EventLine]:
-    replaced = {member.successor for member in after.members.values()}  # a new key is no new member
+    replaced = {member.successor for member in after.members.values()}  # new keys of members: such a key is no new member
     for key, member in after.members.items():
         known = before.members.get(key)
         if known is None and key not in replaced and (item := admission_event(key, before, after)) is not None:
@@ -323,7 +337,7 @@ def _of_members(before: MembersState, after: MembersState) -> Iterator[EventLine
 
 
 def admission_event(key: bytes, before: MembersState, after: MembersState) -> EventLine | None:
-    """Return the event of this key's admission by an invitation between the two states, or None."""
+    """Return the event of a member's admission by an invitation, or None if there was none between the two states."""
     member = after.members.get(key)
     if member is None or member.invited_by is None or key in before.members:
         return None
