@@ -29,10 +29,10 @@ from training.round_context import TrainingPeer
 from training.safe_settings import unsafe_reason
 from training.transformer import BYTE_VOCABULARIES, BYTES_WITH_END, ModelSpec
 
-BUILT_IN_DATA = ""  # `TrainRequest.data` for the text inside every Python
+BUILT_IN_DATA = ""  # value of `TrainRequest.data` for the text inside every Python
 LOCAL_DATA = "local"
-BLOB_FETCH_SECONDS_MAX = 30.0  # timeout for a tokenizer of some megabytes
-# These fields follow from other parts of the request.
+BLOB_FETCH_SECONDS_MAX = 30.0  # timeout in seconds to fetch a blob: a tokenizer has some megabytes
+# Fields of a job that `--set` cannot set: their values follow from other parts of the request.
 FIELDS_NOT_SET_BY_NAME = frozenset(
     {
         "data",
@@ -103,7 +103,7 @@ def _job_spec(peer: TrainingPeer, request: TrainRequest, start: InitialModel | N
     spec.validated()
     manifest = data.split_into_shards(pieces(findings), keep)
     data.require_enough_text(spec, manifest.size, request.data or "the built-in text")
-    if bpe is not None:  # The tokens are hashed once, so that other peers can check theirs.
+    if bpe is not None:  # The manifest names the hash of the tokens, so that other peers can check their own tokens.
         with tempfile.TemporaryDirectory(prefix="tokens-", dir=peer.store.path.parent) as folder:
             text = Path(folder) / "text"
             data.assemble_text(manifest, peer.blobs.read_range, text)
@@ -114,7 +114,7 @@ def _job_spec(peer: TrainingPeer, request: TrainRequest, start: InitialModel | N
 def add_compression_warmup_rounds(spec: JobSpec, said: Container[str]) -> JobSpec:
     """Set the default number of opening rounds with more bits, in a job without base.
 
-    The job is unchanged if a person set that field (`said`: the fields that a person set).
+    The job is unchanged if `said`, the fields that a person set, contains this field.
     """
     if "compression_warmup_rounds" in said:
         return spec
@@ -129,14 +129,17 @@ def add_final_full_audit_rounds(spec: JobSpec, said: Container[str]) -> JobSpec:
 
 
 def add_audits(peer: TrainingPeer, spec: JobSpec, request: TrainRequest, said: Mapping[str, Any]) -> JobSpec:
-    """Add audits to a job whose model is known. Raises `UserError` if they were not measured to hold against its liars."""
+    """Add audits to a job whose model is known.
+
+    Raises `UserError` unless measurements show that the audits hold against the job's liars.
+    """
     spec = add_final_full_audit_rounds(choose_sampled_audits(peer, spec, said), said)
     require_safe_settings(peer, spec, request)
     return spec
 
 
 def choose_sampled_audits(peer: TrainingPeer, spec: JobSpec, said: Mapping[str, Any]) -> JobSpec:
-    """Set sampled audits, unless a person set `audit`, or these audits were not measured to hold, or would take too long.
+    """Set sampled audits, unless a person set `audit`, they would take too long, or no measurement shows that they hold.
 
     Any member can invite trainers, and only voters are approved. All trainers without a vote therefore count as liars.
     """
@@ -157,7 +160,7 @@ def choose_sampled_audits(peer: TrainingPeer, spec: JobSpec, said: Mapping[str, 
 def _on_start(request: TrainRequest, spec: JobSpec, start: InitialModel) -> JobSpec:
     """Add the model and the tokenizer of the initial model. Raises `UserError` if the request sets others."""
     others = [name for name in request.overrides if name.startswith("model.")]
-    if start.base is None and others == ["model.context"]:  # The length of training sequences belongs to the job.
+    if start.base is None and others == ["model.context"]:  # A job may change the length of training sequences.
         return start.apply_to_spec(spec, replace(start.model, context=spec.model.context))
     own_bytes = request.vocabulary == start.model.vocabulary and start.tokenizer is None
     if (request.vocabulary and not own_bytes) or (others and spec.model != start.model):
@@ -183,7 +186,7 @@ def fetch_job_blob(
 
 
 def byzantine_trainers_max(peer: TrainingPeer, role: str = TRAINER) -> int:
-    """Return how many of the trainers with this role may lie."""
+    """Return how many members with this role a new job tolerates as faulty."""
     return min(VoterSet(peer.state.members.voters).faults_tolerated, max(0, (count_trainers(peer, role) - 1) // 2))
 
 
@@ -192,7 +195,7 @@ def count_trainers(peer: TrainingPeer, role: str = TRAINER) -> int:
 
 
 def require_safe_settings(peer: TrainingPeer, spec: JobSpec, request: TrainRequest) -> None:
-    """Raise `UserError` for a job that was not measured to hold against its liars. The ledger accepts all jobs."""
+    """Raise `UserError` unless measurements show that the job holds against its liars. The ledger accepts all jobs."""
     is_accepted = request.accept_risk and spec.audit is AuditMode.SAMPLED
     problem = None if is_accepted else unsafe_reason(spec, count_trainers(peer))
     if problem:
@@ -202,7 +205,8 @@ def require_safe_settings(peer: TrainingPeer, spec: JobSpec, request: TrainReque
 def parse_overrides(texts: dict[str, str], others: Iterable[str] = ()) -> dict[str, Any]:
     """Return typed values of the job fields that a person set; model fields are named as `model.width`.
 
-    Raises `UserError` for an unknown field. Its suggestions include `others`, the fields that the caller reads itself.
+    Raises `UserError` for an unknown field. The suggestions of the error include `others`, the fields that the caller reads
+    itself.
     """
     overrides: dict[str, Any] = {}
     model: dict[str, Any] = {}
@@ -223,7 +227,7 @@ def parse_overrides(texts: dict[str, str], others: Iterable[str] = ()) -> dict[s
 
 
 def parse_field(kind: Any, name: str, text: str) -> Any:
-    """Return the value of a text that a person typed. Raises `UserError`."""
+    """Return the typed value of a field from the text that a person typed. Raises `UserError`."""
     if type(None) in get_args(kind):
         if text == "none":
             return None

@@ -75,7 +75,9 @@ class TorchBackend:
 
     def __init__(self) -> None:
         self._device, self._resources = device.CPU, EngineResources()
-        self._crew: Any = None  # `RankProcesses`, or None for one process; the module imports all of torch's distributed part
+        # `RankProcesses`, or None for one process. The type is Any, since an import of the class would load all of torch's
+        # distributed part.
+        self._crew: Any = None
 
     def start_backend(self, resources: EngineResources, command: Sequence[str] = ()) -> None:
         start_torch_threads(resources.threads or None)
