@@ -10,8 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 DIGEST_BYTES = 32
-IRWIN_HALL_TERMS = 4  # 16-bit uniforms per number: close enough to normal for an initialisation, 8 bytes of hash each
-IRWIN_HALL_DEVIATION = math.sqrt((2**32 - 1) / 12 * IRWIN_HALL_TERMS)  # standard deviation of their sum
+# Number of 16-bit uniforms in the sum for one number: near enough to normal for initial parameters, with 8 bytes of hash.
+IRWIN_HALL_TERMS = 4
+# Standard deviation of a sum of `IRWIN_HALL_TERMS` uniforms.
+IRWIN_HALL_DEVIATION = math.sqrt((2**32 - 1) / 12 * IRWIN_HALL_TERMS)
 
 
 def random_bytes(length: int, *seed: Any) -> bytes:
