@@ -98,10 +98,10 @@ class ServiceContext(Protocol):
         """The calls that this peer answers to its operator."""
 
     def log_event(self, text: str) -> None:
-        """Write a line to the log, the prompt and the event stream."""
+        """Add an event to the log and the event stream. Its kind is the service's name. The prompt does not announce it."""
 
     def log_warning(self, text: str) -> None:
-        """Write a line like `log_event`, as a warning, about a problem that a person has to fix."""
+        """Add an event like `log_event`, at the level `warning`, about a problem that a person has to fix."""
 
 
 class PeerService(Protocol):

@@ -112,7 +112,7 @@ def _by_name(what: str, items: Iterable[tuple[str, T]]) -> dict[str, T]:
 def register_features() -> None:
     """Register the objectives, layers and engine implementations of all features in this process.
 
-    Each program calls this before it reads a job.
+    A program that reads jobs of any feature calls this first.
     """
     from training import engine_implementations, transformer
     from training.objectives import registry

@@ -22,7 +22,10 @@ class RemoteProtocolError(FolkmootError):
 
 
 class UserError(FolkmootError):
-    """An error that a person can correct. The text is one line with the event, the offending value and the remedy."""
+    """An error that a person can correct. The text has the event, the offending value and the remedy.
+
+    The text is one line. Only an error about a person's file may have more, such as one for each invalid line.
+    """
 
 
 class NotRunningError(UserError):

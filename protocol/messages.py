@@ -475,7 +475,7 @@ class PeerRecords:
 
 @dataclass(frozen=True, slots=True)
 class GetPeerRecords:
-    """Request for all peer records of the receiver."""
+    """Request for all peer records of the receiver whose scope includes the scope of this link."""
 
     TAG: ClassVar[str] = "get-peer-records"
 

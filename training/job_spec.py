@@ -224,7 +224,7 @@ class JobSpec:
     feedback_decay: float = 0.95
     """Decay of the error feedback in a round, or of the trainer's momentum with `memory=estimates`. 0: no error feedback."""
     byzantine_max: Annotated[int, Between(0, 200)] = 1
-    """Faulty trainers that the aggregation rule tolerates. 0 declares that all trainers are honest."""
+    """Faulty trainers that the aggregation rule tolerates; `mean` tolerates none. 0 declares that all trainers are honest."""
     rule: AggregationRule = AggregationRule.ARC_NNM_TRIM
     """Aggregation rule. `median`, `trimmed-mean`, `krum` and `geometric-median` are for comparison."""
     accepted_min: Annotated[int, Between(1, TRAINERS_MAX)] = 1

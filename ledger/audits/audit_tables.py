@@ -83,7 +83,7 @@ class AuditTables:
     # Queries
 
     def has_rounds(self, number: int) -> bool:
-        """Return whether rounds are left in a window that began with this round."""
+        """Return whether rounds are left in the window of this round: the `terms.window` rounds after it."""
         return number + self.terms.window > self.closed
 
     def find_proposal(self, place: ProposalKey) -> AuditableProposal | None:

@@ -21,7 +21,7 @@ from protocol.verdicts import ReplayFinding
 
 
 def keep_sealed_loss(tables: AuditTables, auditor: bytes, report: AuditFinding, proposal: Proposal) -> None:
-    """Keep the sealed loss of a report. Raises `Refused` if a match lacks a required loss, or another report has one."""
+    """Keep the sealed loss of a report. Raises `Refused` if the report lacks a required loss, or has one that is not required."""
     is_bound = tables.is_rewarded and report.finding is ReplayFinding.MATCH and proposal.loss is not None
     if is_bound != (report.loss is not None):
         raise Refused("a match must contain a sealed loss" if is_bound else "this report must not contain a loss")

@@ -97,7 +97,7 @@ def hide_argument(secret: str) -> None:
 def read_invitation(said: str) -> str:
     """Return the text of an invitation and remove it from the environment, so that no child process inherits it.
 
-    Raises `UserError` if there is none, or it is too long.
+    Raises `UserError` if there is none, or if a file or standard input is too long. The length of an argument is not checked.
     """
     from peer.settings.invitation import INVITATION_BYTES_MAX  # a slow import: it loads the ledger
 

@@ -259,7 +259,10 @@ def initial_model_digests(body: bytes) -> dict[bytes, int]:
 
 
 def missing_payloads(store: LedgerStore, blobs: DiskBlobStore) -> dict[bytes, int]:
-    """Return digests and lengths of missing payloads of all stored blocks. A peer that restored a snapshot skipped them."""
+    """Return digests and lengths of accepted payloads and initial models that stored blocks name and this peer lacks.
+
+    A peer that restored a snapshot never fetched them. The setting `payloads_gb` lets a peer delete payloads of old rounds.
+    """
     missing: dict[bytes, int] = {}
     for height in range(FIRST_HEIGHT, store.decided_height + 1):
         if (decided := store.get_decision(height)) is not None:

@@ -129,7 +129,10 @@ class RlhfModule(Module[RlhfState]):
         raise AssertionError(said.content)
 
     def start_refusal(self, plan: TuningPlan, view: StateReader, height: int) -> str:
-        """Return why a block at this height would not start the due job of a running plan. Empty: it would, or no job is due."""
+        """Return why a block at this height would refuse the due job of a running plan.
+
+        Empty: the block would start or queue the job, or no job is due.
+        """
         wanted = tuning_plans.plan_requests(plan, view.module_state(MembersState).current_key(plan.author))
         try:
             for due in (fact for fact in wanted if isinstance(fact, JobLaunch)):

@@ -104,7 +104,8 @@ Refused by name:
 | both | `README.md`, the model card; `SHA256SUMS` |
 
 Parameters are the same bit for bit. Vectors that only training needed (`heads.value`, `heads.first`) are left out, and the card names them.
-A reward model is a `LlamaForSequenceClassification` with one score; GGUF cannot hold it. `eos_token_id` is the token that ends a text.
+A reward model is a `LlamaForSequenceClassification` with one score; GGUF cannot hold it. GGUF has names for the tokenizers of GPT-2, SmolLM,
+Llama 3 and Qwen 2 only. `eos_token_id` is the token that ends a text.
 
 ### Tokenizers
 """
@@ -222,8 +223,8 @@ def _tokenizer_table() -> list[str]:
     assert preference_sets.PAIRS_MAX == TASKS_MAX, "this page has one number of records"
     normalizers = ", ".join(pretokenizers.NORMALIZERS)
     return [
-        f"`{huggingface_model.TOKENIZER}` is a byte-level BPE of at most {VOCABULARY_MAX:,} tokens, since token ids have 16 bits. It makes the",
-        "same tokens as the package `tokenizers`, but no text becomes a special token.\n",
+        f"`{huggingface_model.TOKENIZER}` is a byte-level BPE of at most {VOCABULARY_MAX:,} tokens, since token ids have 16 bits. The models of",
+        "Llama 3 and Qwen have more, and are refused. It makes the same tokens as the package `tokenizers`, but no text becomes a special token.\n",
         *_table(
             ("part", "read", "refused by name"),
             (

@@ -6,9 +6,9 @@ A model is a directory with these files:
 - one with the estimates of all trainers, if the job has estimates
 - `state.msgpack`
 
-It is written beside its final name, made durable and then renamed, so that a name never stands for an incomplete model. Most
-models of a job are not made durable (`docs/decisions/0030`). If the machine stops, they are recomputed from the last durable
-model. An empty file, `durable`, marks the durable ones.
+It is written beside its final name and then renamed. While the machine runs, a name therefore never stands for an incomplete
+model. Some models are also made durable before the rename, and an empty file, `durable`, marks them. Most models of a job are not
+durable (`docs/decisions/0030`). If a power cut damages the newest model, it is recomputed from the last durable one.
 """
 
 from __future__ import annotations

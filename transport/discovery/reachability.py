@@ -41,7 +41,10 @@ class OwnAddresses:
         return address in self.listening or address in self._advertised
 
     def reachable_addresses(self, seen: str | None, hosts: Sequence[str]) -> tuple[str, ...]:
-        """Return all addresses. A wildcard stands for the host `seen` by others and for the hosts of this machine."""
+        """Return the addresses for other peers: the one at the router, then the advertised ones, or else the listening ones.
+
+        A listening wildcard stands for the host `seen` by others, the hosts of this machine, and `hosts`.
+        """
         outside = [self.external_address] if self.external_address is not None else []
         own = self._advertised or expand_wildcards(
             self.listening, [*([seen] if seen is not None else []), *self._hosts(), *hosts]

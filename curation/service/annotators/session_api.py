@@ -87,7 +87,10 @@ def _box(passphrase: str, salt: bytes) -> SecretBox:
 
 @dataclass
 class AnnotatorSession:
-    """Session of a client that has proven to hold an annotator's key."""
+    """Session of an annotator's client.
+
+    The client has proven to hold the annotator's key. The client of a custodial annotator has given the right passphrase.
+    """
 
     key: bytes
     nonce: bytes

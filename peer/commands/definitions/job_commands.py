@@ -238,7 +238,7 @@ def _unchanged(before: tuple[JobView, ...], after: tuple[JobView, ...], test: st
 
 @command(
     "Cancel a job",
-    Argument("job", metavar="JOB", help="First characters of the job's id"),
+    Argument("job", metavar="JOB", help="Name of the job, or first characters of its id"),
     description="""
         The job ends and gives up its open round. The author of the job can cancel it alone. Other voters need a quorum.
         Cancelling a job of a tuning plan ends the plan, too.
@@ -250,7 +250,7 @@ async def cancel(asked: CommandContext[PeerApi]) -> None:
 
 @command(
     "Vote to return a job to an earlier model",
-    Argument("job", metavar="JOB", help="First characters of the id of an unfinished job"),
+    Argument("job", metavar="JOB", help="Name of an unfinished job, or first characters of its id"),
     Argument(
         "round",
         type=parse_integer_in(0),

@@ -68,7 +68,7 @@ JOB = Argument(
     "--job",
     default="",
     metavar="JOB[@ROUND]",
-    help="Job by name or id, and the round that begins with the model (default the newest final model of the last job)",
+    help="Job by name or id, and its number of rounds (default the newest final model of the last job)",
 )
 NEWEST_MODEL = Argument("--newest", action="store_true", help="Take the newest model, although audits may still undo it")
 TOKENS = Argument(

@@ -1,1 +1,1 @@
-"""Event log, health, alerts and warnings for people."""
+"""Event log, health, and warnings of risks, for people. Alerts are in `peer.api.alerts`."""

@@ -1,1 +1,4 @@
-"""The PyTorch engine: model, inner optimizers, text generation. Only the worker process imports it."""
+"""The PyTorch engine: model, inner optimizers, text generation.
+
+The daemon never imports it. Worker processes do, and so do the processes of some commands, such as `peer evaluate`.
+"""
