@@ -42,7 +42,7 @@ def model_write_errors(directory: Path) -> Iterator[None]:
 
 
 def replace_directory(fresh: Path, directory: Path, durable: bool = True) -> None:
-    """Rename `fresh` to `directory`. The old directory moves aside first, since a rename cannot replace a full directory."""
+    """Rename `fresh` to `directory`. The old directory is renamed first, since a rename cannot replace a directory with files."""
     aside = _aside(directory)
     if directory.exists():
         with crash_points("model-aside"):
@@ -56,7 +56,7 @@ def replace_directory(fresh: Path, directory: Path, durable: bool = True) -> Non
 
 
 def recover_replaced_directory(directory: Path) -> None:
-    """Restore the old model after a crash between the two renames."""
+    """Restore the old model after a crash between the two renames of `replace_directory`."""
     aside = _aside(directory)
     if not aside.exists():
         return
@@ -74,7 +74,7 @@ def _aside(directory: Path) -> Path:
 def recycle_directory(directory: Path) -> None:
     """Keep the files of an unneeded model, so that the job's next model overwrites them.
 
-    Durable models are deleted instead, so that the mark `durable` stays reliable. All spares but one are deleted, too.
+    Durable models are deleted instead, so that the mark `durable` stays reliable. Only the files of one unneeded model are kept.
     """
     try:
         if is_durable(directory) or directory.name.startswith("."):
@@ -89,7 +89,7 @@ def spare_directory(directory: Path) -> Path:
 
 
 def open_over(path: Path) -> BinaryIO:
-    """Open a file for writing: in place, or as a new file if it is missing or a reader maps it."""
+    """Open a file to overwrite it in place, or create it if it is missing. A file that a reader maps is replaced by a new one."""
     try:
         file = path.open("r+b")
     except FileNotFoundError:

@@ -48,8 +48,7 @@ def total_nats(
     token_bytes: npt.NDArray[np.int64],
     on_step: OnProgress = lambda: None,
 ) -> tuple[float, int]:
-    """Return the summed loss in nats of all tokens of the windows except the first of each, and the number of bytes of these
-    tokens."""
+    """Return the summed loss in nats over these windows, and the number of bytes of the predicted tokens."""
     context, nats, bytes_seen = model.spec.context, 0.0, 0
     for batch in np.array_split(starts, max(1, len(starts) * context // EVALUATION_BATCH_TOKENS)):
         x_BT, y_BT = (tensor.to(model.device) for tensor in window_batch(tokens, batch, context))
