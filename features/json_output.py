@@ -36,5 +36,5 @@ def to_json_value(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, float) and not math.isfinite(value):
-        return None  # such as the loss of a model that diverged; JSON has no NaN or infinity
+        return None  # JSON has no NaN or infinity, such as the loss of a diverged model.
     return value
