@@ -165,7 +165,7 @@ class DiskBlobStore:
         return self.read_range(digest, offset, length)
 
     def _find_part(self, part: bytes) -> tuple[Path, int, int] | None:
-        """Return the path of a file with this part, the part's offset in the file and its size in bytes; None if it is missing."""
+        """Return the path of a file with this part, the part's offset in it and its size in bytes; None if no file has it."""
         for digest, index in self._parts.part_positions(part):
             parts, path = self._parts.find_list(digest), self._parts.partial_path(digest) or self._find_blob(digest)
             if parts is not None and path is not None and not self._parts.lacks_part(digest, index):
@@ -187,7 +187,7 @@ class DiskBlobStore:
         self._parts.sweep_partial(wanted, self._find_blob)
 
     def _find_blob(self, digest: bytes) -> Path | None:
-        """Return the path of a stored blob, even in a round's folder that `verify_retained` has not read; None if it is missing."""
+        """Return the path of a stored blob, even in a folder that `verify_retained` has not read; None if it is missing."""
         name = digest.hex()
         if os.path.exists(path := self.path(digest)):
             return path

@@ -84,7 +84,7 @@ def skip_without_descriptors(what: str) -> Iterator[None]:
 
 @contextmanager
 def explain_os_errors(path: Path, verb: str = "write") -> Iterator[None]:
-    """Turn an `OSError` of the `with` block into a `StorageError` for people; `MissingBlobError` if the file to read is missing."""
+    """Turn an `OSError` of the `with` block into a `StorageError`, or a `MissingBlobError` if the file to read is missing."""
     try:
         yield
     except OSError as error:

@@ -154,7 +154,7 @@ class MultipartStore:
         return index in self._lacking.get(digest, ())
 
     def partial_path(self, digest: bytes) -> Path | None:
-        """Return the path of an incomplete object's data, which contain its stored parts; None if the object is not incomplete."""
+        """Return the path of the data of an incomplete object, with its stored parts; None if the object is not incomplete."""
         return self._path(digest, DATA_SUFFIX) if digest in self._lacking else None
 
     def store_part(self, part: bytes, source: int, size: int) -> None:
