@@ -29,7 +29,7 @@ class RpcMethod:
     is_streamed: bool = False  # True if the result is a stream of parts.
 
     def encode_arguments(self, *arguments: Any, **named: Any) -> list[Any]:
-        """Encode the arguments of a call for the wire. Defaults are filled in."""
+        """Return the encoded arguments of a call, including defaults."""
         bound = self.signature.bind(*arguments, **named)
         bound.apply_defaults()
         values = ((kind, bound.arguments[name]) for name, kind in self.argument_types.items())
@@ -37,7 +37,7 @@ class RpcMethod:
         return [codec.to_plain(float(value) if kind is float else value) for kind, value in values]
 
     def decode_arguments(self, plain: Any) -> list[Any]:
-        """Decode the arguments of a call. Raises `RemoteProtocolError` unless they have the declared types."""
+        """Return the decoded arguments of a call. Raises `RemoteProtocolError` unless they have the declared types."""
         if not isinstance(plain, list) or len(plain) != len(self.argument_types):
             raise RemoteProtocolError("mistyped", f"{self.name} expects the arguments {', '.join(self.argument_types) or 'none'}")
         return [codec.from_plain(kind, item) for kind, item in zip(self.argument_types.values(), plain, strict=True)]

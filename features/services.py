@@ -34,7 +34,7 @@ class ServiceContext(Protocol):
 
     @property
     def running_features(self) -> Sequence[Feature]:
-        """Features whose modules the network runs, in the order of `peer.features`."""
+        """The features whose modules the network runs, in the order of `peer.features`."""
 
     def get_setting(self, name: str) -> Any:
         """Return a setting of a feature."""
@@ -66,7 +66,7 @@ class ServiceContext(Protocol):
         """Sign a statement of the service with this peer's key. The tag must differ from all tags of protocol messages."""
 
     def unseal(self, sealed: bytes) -> bytes | None:
-        """Decrypt a box that was sealed for this peer's key. Return None if it was sealed for another key."""
+        """Return the content of a box that was sealed (encrypted) for this peer's key; None if it was sealed for another key."""
 
     @property
     def height(self) -> int:

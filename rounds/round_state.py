@@ -182,7 +182,7 @@ def _reason(verdicts: Counter[Verdict], faults: int) -> Verdict:
 
 
 def check_ballot(terms: RoundTerms, voter: bytes, ballot: Ballot) -> None:
-    """Raise `RemoteProtocolError` if this ballot does not count in this round."""
+    """Raise `RemoteProtocolError` if a ballot does not count in a round with these terms."""
     if voter not in terms.voters:
         raise RemoteProtocolError("not-a-voter", f"ballot of {short_id(voter)}")
     if (ballot.job, ballot.round, ballot.model_root) != terms.signed_fields:
@@ -229,7 +229,7 @@ class OpenRoundState:
         return signer in tables[type(message)]
 
     def statements_signed_by(self, signer: bytes) -> list[Signed]:
-        """Return the known messages of this signer in the round."""
+        """Return all known messages of this signer in the round."""
         tables = (self.proposals, self.signed_ballots, self.signed_cut_offs)
         vouches = [signed for signed in self.vouching.signed.values() if signed.signer == signer]
         return [*(table[signer] for table in tables if signer in table), *vouches]
@@ -441,7 +441,7 @@ class OpenRoundState:
         return self.delivered[trainer] + VOUCH_FACTOR * self.timers.vouch_usual_seconds
 
     def _given_up_at(self, trainer: bytes) -> float:
-        """Return the time until which we wait for the buffers that this trainer's re-execution needs."""
+        """Return the time until which we wait for the trainer's buffers, without which we cannot re-execute its proposal."""
         return max(
             self.proposals_due_at, self.vouching.assigned_at[trainer] + WITHHELD_TIMEOUT_SHARE * self.timers.replay_seconds
         )

@@ -63,5 +63,5 @@ class RoundTerms:
 
 
 def signed_body_digest(signed: Signed) -> bytes:
-    """Return the digest by which ballots and vouches name a proposal, and cut-offs name a ballot."""
+    """Return the digest of a signed message. Ballots and vouches name a proposal by it, and cut-offs name a ballot."""
     return hashlib.sha256(signed.body).digest()

@@ -73,7 +73,7 @@ def reexecutor_order(terms: RoundTerms, trainer: bytes) -> tuple[bytes, ...]:
 
 
 def check_vouch(terms: RoundTerms, voter: bytes, vouch: Vouch) -> None:
-    """Raise `RemoteProtocolError` if this vouch does not count in this round."""
+    """Raise `RemoteProtocolError` if a vouch does not count in a round with these terms."""
     if voter not in terms.reexecutors:
         raise RemoteProtocolError("not-a-voter", f"vouch of {short_id(voter)}, which is not a re-executor in this round")
     if (vouch.job, vouch.round) != (terms.job, terms.round):
@@ -92,7 +92,7 @@ def check_judgements(trainers: Set[bytes], judgements: Sequence[Judgement], what
 
 @dataclass(slots=True)
 class VouchSet:
-    """The known vouches of one round. A trainer's vouch for itself does not count."""
+    """The known vouches of one round. A trainer's vouch for its own proposal does not count."""
 
     terms: RoundTerms
     # By (trainer, proposal digest): the verdict of each voter.
@@ -290,7 +290,7 @@ class VouchState:
         self.own_judgements.setdefault(judgement.trainer, judgement)
 
     def import_from(self, other: VouchState) -> None:
-        """Import the vouches of current re-executors from this round's state before its terms were renewed."""
+        """Import the vouches of current re-executors from `other`, the state of this round before its terms were renewed."""
         for signed in other.signed.values():
             if signed.signer in self.terms.reexecutors:
                 self.add_vouch(signed, decode_message(signed.body, (Vouch,)))

@@ -357,7 +357,7 @@ class DiskBlobStore:
         file.unlink(missing_ok=True)
 
     def retained_rounds(self) -> list[tuple[bytes, int]]:
-        """Return (first JOB_BYTES bytes of the job's id, round) of each round with a folder."""
+        """Return (first JOB_BYTES bytes of the job's id, number) of each round that has a folder."""
         names = [folder.name.partition("-") for folder in self._folders()]
         return [(bytes.fromhex(job), int(number)) for job, _, number in names]
 

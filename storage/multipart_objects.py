@@ -200,7 +200,7 @@ class MultipartStore:
     # Deletion --------------------------------------------------------------------------------------------------------
 
     def forget_object(self, digest: bytes) -> None:
-        """Delete the list and the incomplete data of an object."""
+        """Delete the list of parts and the incomplete data of an object."""
         with self._lock, explain_os_errors(self.folder):
             parts = self._lists.pop(digest, None)
             for index, part in enumerate(parts.digests if parts else ()):
@@ -271,7 +271,7 @@ class PartWriter:
         self._written += len(chunk)
 
     def finish(self) -> None:
-        """Verify the part and store it durably. Raises `RemoteProtocolError` if its hash is wrong."""
+        """Verify the part and store it durably in all objects that lack it. Raises `RemoteProtocolError` if its hash is wrong."""
         try:
             if self._hash.digest() != self._part:
                 raise RemoteProtocolError(

@@ -31,12 +31,12 @@ from training.job_spec import JobSpec
 
 # Bytes of text that are tokenized at once: the package `tokenizers` needs a hundred times as much memory.
 TOKENIZE_BYTES = 128 << 10
-CUT_BACK_MAX = 3  # bytes that the training part can lose when the cut moves back to the start of a UTF-8 character
+CUT_BACK_MAX = 3  # most bytes by which the end of the training part moves back to the start of a UTF-8 character
 SHARDS_MAX = DATA_BYTES_MAX // DATA_SHARD_BYTES
 
 
 def text_bytes_min(spec: JobSpec) -> int:
-    """Return the fewest bytes of text that give the training and the held-out part one sequence and its next byte each."""
+    """Return the least size of a text in bytes: the training and the held-out part each need one sequence and one more byte."""
     sequence = spec.model.context + 1
     parts = ((sequence, spec.held_out_permille), (sequence + CUT_BACK_MAX, 1000 - spec.held_out_permille))
     return max(-(-least * 1000 // part) for least, part in parts if part)
@@ -61,7 +61,7 @@ class DataManifest:
     # SHA-256 of the shards in order; a shard has DATA_SHARD_BYTES, the last one at most.
     shards: Annotated[tuple[Digest, ...], Length(1, SHARDS_MAX)]
     tokenized: bool = False  # True if the shards contain 16-bit little-endian token ids instead of text.
-    tokens: Digest | None = None  # `tokens_digest` of the job's BPE on this text; None: not fixed
+    tokens: Digest | None = None  # `tokens_digest` of this text with the job's BPE; None: not checked
 
     def encode(self) -> bytes:
         return codec.encode(self)
@@ -140,7 +140,7 @@ def assemble_text(manifest: DataManifest, read: Callable[[bytes], bytes], path: 
 
 
 def text_path(folder: Path, manifest: DataManifest) -> Path:
-    """Return the file of this text in a folder of texts."""
+    """Return the path of a manifest's text in a folder of texts."""
     return folder / f"{manifest.text.hex()[:32]}{'.tokens' if manifest.tokenized else '.txt'}"
 
 

@@ -14,7 +14,7 @@ GPUS_MAX: Final = 64  # most GPUs of one machine
 
 
 class ParallelMode(enum.StrEnum):
-    """How several processes of a worker train one model, each on a device of its own."""
+    """The mode in which several processes of a worker train one model, each on its own device."""
 
     OFF = "off"
     DDP = "ddp"  # Each process has the whole model, and computes the gradient of a part of the batch.
@@ -24,7 +24,7 @@ class ParallelMode(enum.StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineResources:
     threads: int = 0  # number of threads; 0: the engine's default
-    device: str = "cpu"  # `cpu`, the name of an accelerator such as `cuda:1`, or `AUTO`: an accelerator if one exists
+    device: str = "cpu"  # `cpu`, the name of an accelerator such as `cuda:1`, or `AUTO`: an accelerator if the machine has one
     memory_mb_max: int = 0  # largest estimated memory of a job, in MB of 10^6 bytes; 0: no bound
     gpus: int = 0  # number of processes that train together, each on its own GPU or all on the CPU; 0: one process
     parallel: ParallelMode = ParallelMode.OFF

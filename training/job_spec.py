@@ -117,8 +117,8 @@ class OuterOptimizerKind(enum.StrEnum):
 
     NESTEROV = "nesterov"  # SGD with Nesterov momentum (DiLoCo)
     SGD = "sgd"
-    SIGN = "sign"  # steps by the sign of the momentum
-    ADAMW = "adamw"  # AdamW on aggregated gradients: one step per round, without an inner optimizer
+    SIGN = "sign"  # Signum: each parameter moves by the sign of its momentum
+    ADAMW = "adamw"  # AdamW on aggregated gradients: one step per round, and no inner optimizer
 
 
 # Names of the vectors that an outer optimizer stores beside the parameters.
@@ -145,9 +145,9 @@ class InnerStatePolicy(enum.StrEnum):
 class AggregationRule(enum.StrEnum):
     """The rule that combines a round's accepted updates."""
 
-    ARC_NNM_TRIM = "arc-nnm-trim"  # adaptive robust clipping, nearest-neighbour mixing, trimmed sum
+    ARC_NNM_TRIM = "arc-nnm-trim"  # adaptive robust clipping, then nearest-neighbour mixing, then a trimmed sum
     CENTERED_CLIPPING = "centered-clipping"
-    MEAN = "mean"  # A rule for audit 'full', since a single false update can move the mean anywhere.
+    MEAN = "mean"  # MEAN is for audit 'full', since a single false update can move the mean anywhere.
     MEDIAN = "median"  # MEDIAN and all later rules are for comparison.
     TRIMMED_MEAN = "trimmed-mean"
     KRUM = "krum"
@@ -294,7 +294,10 @@ class JobSpec:
         return record
 
     def declared_blobs(self, encoded: bytes) -> Mapping[bytes, int]:
-        """Return digest → most bytes of each blob that a proposal's declaration names. Raises as `decode_declaration`."""
+        """Return the digests of the blobs that a proposal's declaration names, each with its most bytes.
+
+        Raises as `decode_declaration`.
+        """
         record = self.decode_declaration(encoded)
         return {} if record is None else self.resolved_objective.declared_blobs(self, record)
 
@@ -313,7 +316,7 @@ class JobSpec:
         return self.memory is FeedbackMemory.ESTIMATES
 
     def payload_bits(self, taken: int) -> int:
-        """Return the bits of a level in payloads of the round after `taken` applied rounds."""
+        """Return how many bits a level has in payloads of the round after `taken` applied rounds."""
         return OPENING_BITS if taken < self.compression_warmup_rounds else self.bits
 
     @property
@@ -333,7 +336,7 @@ class JobSpec:
 
     @property
     def rounds_audited(self) -> int:
-        """Number of later rounds in which a proposal may be replayed: the audit window, and as long again for a dispute."""
+        """Number of later rounds in which a proposal may be replayed: the audit window, and as many for a dispute."""
         return 2 * self.audit_window if self.audit is AuditMode.SAMPLED else 0
 
     @property
@@ -362,7 +365,7 @@ class JobSpec:
         return self.inner_state is InnerStatePolicy.KEEP and self.resolved_objective.needs_worker
 
     def problem(self) -> str | None:
-        """Return why the specification is invalid, with the name of the value; None if it is valid."""
+        """Return why the specification is invalid, with the name of the invalid field; None if it is valid."""
         name = name_problem(self.name)
         if name:
             return f"its name {name}"
@@ -518,7 +521,7 @@ class JobSpec:
 
     @classmethod
     def decode(cls, data: bytes) -> JobSpec:
-        """Return a valid specification. Raises `RemoteProtocolError`."""
+        """Return the specification in `data`. Raises `RemoteProtocolError` if it is invalid."""
         return _decoded(data, (*registry.objective_names(), *layer_names()))
 
     def validated(self) -> JobSpec:
@@ -603,7 +606,7 @@ ESTIMATES: Final[dict[str, Any]] = {
 
 
 def fields_set_by_estimates(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the fields that follow from memory `estimates`, with momentum and rate for jobs that send gradients."""
+    """Return the names of the fields that memory `estimates` determines, with momentum and rate in jobs that send gradients."""
     of_gradients = ("beta1", "inner_rate") if fields.get("outer") == OuterOptimizerKind.ADAMW else ()
     return ("bits", "feedback_decay", "rule", *of_gradients)
 

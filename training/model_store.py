@@ -51,7 +51,7 @@ class ClosedRoundOutcome:
 
 
 def round_directory(folder: Path, job: bytes, number: int) -> Path:
-    """Return the directory of the model that round `number` of a job starts from. `folder` holds all models."""
+    """Return the directory of the model that round `number` of a job starts from. `folder` contains the models of all jobs."""
     return folder / job.hex()[:32] / f"{number:08d}"
 
 
@@ -125,7 +125,7 @@ class JobModelStore:
         return model
 
     def open_verified_model(self, job: bytes, number: int) -> ReplicatedModel:
-        """Return a model of any round after its tensors were hashed. It may run in another thread.
+        """Return the model of any round after a check of all hashes. The call may run in another thread.
 
         A power cut may damage a model that was not durable. Without this check, peers could be blamed for the damage.
         """
@@ -145,7 +145,10 @@ class JobModelStore:
         return thread_map(self._threads, len(layout_of(spec).stretches))
 
     def create_model(self, job: bytes, spec: bytes, read: Read | None = None) -> bytes:
-        """Create the first model of a job and return its root. A job that starts from a blob needs `read`."""
+        """Create the first model of a job and return its root.
+
+        `read` reads a blob; it is needed by a job that starts from a blob.
+        """
         from training import parameter_blob
         from training.replicated.replicated_model import ReplicatedModel, first_values
 

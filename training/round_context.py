@@ -37,7 +37,7 @@ def audit_owner(job: bytes, number: int) -> object:
 
 @dataclass(frozen=True, slots=True)
 class RoundContext:
-    """One round of one job, open or closed, with everything that a computation for it needs."""
+    """A round of a job, open or closed, with everything that computations for this round need."""
 
     me: bytes
     spec: JobSpec
@@ -61,7 +61,7 @@ class RoundContext:
 
     @property
     def read_directory(self) -> Path | None:
-        """Directory of another job's model that this job reads; None: it reads none."""
+        """Directory of the model of another job that the objective requires; None: it requires none."""
         return self._directory_of(self.spec.resolved_objective.required_model(self.spec))
 
     def _directory_of(self, other: ModelReference | None) -> Path | None:
@@ -105,7 +105,7 @@ class WorkerClient(Protocol):
     """A peer's access to its worker."""
 
     async def ask_worker(self, round: RoundContext, request: WorkerRequest[R]) -> R:
-        """Return the worker's reply. Raises `WorkerFailed`."""
+        """Send a request to the worker and return its reply. Raises `WorkerFailed`."""
 
     async def evaluate_model(self, round: OpenRoundContext) -> None:
         """Measure the round's model and store its metrics. Raises `WorkerFailed`."""
@@ -126,7 +126,7 @@ class RoundParticipant(Protocol):
         """Propose an update. Called once for each round in which this peer is a trainer."""
 
     async def check_proposal(self, round: OpenRoundContext, signed: Signed, proposal: Proposal) -> Verdict:
-        """Do the cheap checks. Called once for each proposal of the round, before its payload arrives."""
+        """Fetch the payload of a proposal and do the cheap checks. Called once for each proposal of the round."""
 
     async def reexecute(self, round: OpenRoundContext, trainer: bytes, proposal: Proposal) -> Verdict:
         """Re-execute a proposal before the vote. Called once for each proposal that this voter is to vouch for.
@@ -152,7 +152,7 @@ class TrainingPeer(PeerContext, Protocol):
 
     @property
     def local_data(self) -> str:
-        """The path of this peer's own text, for jobs on local data; empty: it has none."""
+        """The path of this peer's own text, for jobs on local data; empty: the peer has no text."""
 
     @property
     def evaluates_models(self) -> bool:

@@ -55,7 +55,7 @@ Positive = Annotated[int, Between(1, 2**31)]
 
 
 class LayerPlace(enum.StrEnum):
-    """The place of a kind of layer in a model: the field of `ModelSpec` that names it."""
+    """A place of layers in a model. Its value is the field of `ModelSpec` that names the kind of layer."""
 
     LINEAR = "linear"
     ATTENTION = "attention"
@@ -64,7 +64,7 @@ class LayerPlace(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A decoder-only transformer."""
+    """The sizes and the kinds of layers of a decoder-only transformer."""
 
     vocabulary: Positive = BYTES
     """Number of tokens. `peer train` takes 257: the bytes and the end of a text."""
@@ -151,8 +151,9 @@ class LayerParameter:
     shape: tuple[int, ...]  # shape of the tensor; for a linear layer (outputs, inputs)
     initial: float = 0.0
     deviation: float = 0.0
-    transformers: str = ""  # name in a Llama of `transformers`, without the layer's prefix; empty: none
-    gguf: str = ""  # name in GGUF, without the layer's prefix; empty: none
+    # Name of the tensor in a Llama of `transformers`, without the layer's prefix; empty: it has no name there.
+    transformers: str = ""
+    gguf: str = ""  # name of the tensor in GGUF, without the layer's prefix; empty: it has no name there
     rotary_heads: int = 0  # number of heads in the tensor's rows if rotary positions turn the rows; else 0
 
 
@@ -205,7 +206,7 @@ class BlockKind(LayerKind):
 
 
 def norm_weight(name: str, model: ModelSpec, transformers: str, gguf: str) -> LayerParameter:
-    """Return the weights of an RMSNorm of the residual stream."""
+    """Return the tensor of weights for an RMSNorm of the residual stream."""
     return LayerParameter(name, (model.width,), initial=1.0, transformers=transformers, gguf=gguf)
 
 
@@ -315,7 +316,7 @@ class ModelTensor:
 
 @lru_cache(maxsize=8)
 def layer_parameters(model: ModelSpec) -> tuple[LayerParameter, ...]:
-    """Return the tensors of each layer, in the order of the flat vector."""
+    """Return the tensors that each layer has, in the order of the flat vector."""
     linear, *blocks = model.layer_kinds
     assert isinstance(linear, LinearKind)
     found = [parameter for kind in blocks if isinstance(kind, BlockKind) for parameter in kind.parameters(model, linear)]

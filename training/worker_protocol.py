@@ -61,12 +61,12 @@ class OpenJobReply:
 @dataclass(frozen=True, slots=True)
 class ProposeReply:
     TAG: ClassVar[str] = "propose-reply"
-    payload_digest: Digest  # digest of the file `ProposeRequest.payload_out`
+    payload_digest: Digest  # digest of the payload in the file `ProposeRequest.payload_out`
     payload_bytes: Count
     buffer_digest: Digest | None  # digest of the buffer; None: the job has no buffers
     loss: float | None  # mean training loss over the local steps, in the unit of the objective; None: not finite
     seconds: float
-    inner: Digest | None = None  # digest of the file `ProposeRequest.inner_out`
+    inner: Digest | None = None  # digest of the inner state in the file `ProposeRequest.inner_out`
     # Digests of the buffer and of the inner state from which this proposal continues, of the trainer's last accepted proposal.
     # None: the proposal starts from a fresh state.
     feedback: Digest | None = None
@@ -88,7 +88,7 @@ class AuditReply:
 @dataclass(frozen=True, slots=True)
 class EvaluateReply:
     TAG: ClassVar[str] = "evaluate-reply"
-    figures: dict[Name, float]  # metrics of the objective
+    figures: dict[Name, float]  # metrics of the objective by name
     seconds: float
 
 
@@ -106,7 +106,7 @@ class DeviceInfo:
     """A device that an engine can compute on. Sizes are in MB of 10^6 bytes."""
 
     name: Name  # name of the device, as in the setting `device`
-    about: Text  # the maker's name of the device
+    about: Text  # product name of the device
     memory_mb: Count
     free_mb: Count | None  # free memory of the device; None: unknown for an unused GPU, since the query would allocate memory
     held_mb: Count  # memory of the device that the worker occupies
@@ -115,7 +115,10 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """The worker's description of itself. It is sent after the slow imports, and as the reply to `DescribeRequest`."""
+    """A worker's description of itself.
+
+    The worker sends it at its start, after slow imports, and as reply to a `DescribeRequest`.
+    """
 
     TAG: ClassVar[str] = "worker-info"
     engine: Text

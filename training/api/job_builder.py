@@ -49,7 +49,7 @@ FIELDS_NOT_SET_BY_NAME = frozenset(
 
 
 def build_job_spec(peer: TrainingPeer, request: TrainRequest, findings: TextFileReport) -> JobSpec:
-    """Make the job's blobs: shards, manifest, tokenizer, parameters. Return its specification.
+    """Make the blobs of a new job (shards, manifest, tokenizer, parameters). Return the job's specification.
 
     Raises `UserError` for an unusable text, model or value.
     """
@@ -59,7 +59,7 @@ def build_job_spec(peer: TrainingPeer, request: TrainRequest, findings: TextFile
 
 
 def build_example_job(peer: TrainingPeer, request: TrainRequest) -> JobSpec:
-    """Build a job of the first objective that learns from a file with prompts and responses. Raises `UserError`."""
+    """Return the specification of a job that learns from a file with prompts and responses. Raises `UserError`."""
     builders = [kind.example_job_builder for kind in map(find_objective, objective_names()) if kind and kind.example_job_builder]
     if not builders:
         raise UserError(f"{request.examples}: this peer has no objective that learns from prompts and responses")
@@ -94,7 +94,7 @@ def _job_spec(peer: TrainingPeer, request: TrainRequest, start: InitialModel | N
         return _job_on_tokens(peer, spec, request, keep, start, said)
     spec = add_audits(peer, spec, request, said)
     pieces, bpe = _pieces(request), None
-    if spec.tokenizer is not None:  # the tokenizer of the initial model
+    if spec.tokenizer is not None:  # The job uses the tokenizer of the initial model.
         bpe = tokenizer.BpeTokenizer(fetch_job_blob(peer, spec.tokenizer))
     elif request.vocabulary > BYTES_WITH_END:
         made = tokenizer.train_bpe(pieces(TextFileReport()), request.vocabulary)
@@ -158,7 +158,10 @@ def choose_sampled_audits(peer: TrainingPeer, spec: JobSpec, said: Mapping[str, 
 
 
 def _on_start(request: TrainRequest, spec: JobSpec, start: InitialModel) -> JobSpec:
-    """Add the model and the tokenizer of the initial model. Raises `UserError` if the request sets others."""
+    """Add the model and the tokenizer of the initial model.
+
+    Raises `UserError` if the request sets another model or vocabulary.
+    """
     others = [name for name in request.overrides if name.startswith("model.")]
     if start.base is None and others == ["model.context"]:  # A job may change the length of training sequences.
         return start.apply_to_spec(spec, replace(start.model, context=spec.model.context))
@@ -172,7 +175,7 @@ def _on_start(request: TrainRequest, spec: JobSpec, start: InitialModel) -> JobS
 def fetch_job_blob(
     peer: TrainingPeer, digest: bytes, size_max: int = tokenizer.TOKENIZER_BYTES_MAX, what: str = "the tokenizer"
 ) -> bytes:
-    """Return a blob of a job, which this peer fetches if it lacks it. It runs in a thread. Raises `UserError`."""
+    """Return a blob of a job, and fetch it from other peers if necessary. Call this function in a thread. Raises `UserError`."""
 
     async def fetch() -> bool:
         with trio.move_on_after(BLOB_FETCH_SECONDS_MAX):
@@ -255,7 +258,7 @@ def _job_on_tokens(
     start: InitialModel | None,
     said: Mapping[str, Any],
 ) -> JobSpec:
-    """Build a job on a text that is tokenized already, with that tokenizer and its vocabulary."""
+    """Return the specification of a job on a text that is tokenized already, with the tokenizer and the vocabulary of this text."""
     if request.column:
         raise UserError(f"--column {request.column}: {request.data} is tokenized already; leave it out")
     if request.vocabulary:

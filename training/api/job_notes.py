@@ -46,7 +46,7 @@ def _way_out(key: bytes, job: Job, spec: JobSpec) -> str:
     rate = f"inner_rate={max(INNER_RATE_MIN, min(usual, spec.inner_rate / 10)):g}"
     fields = rate if is_planned else f"inner={spec.inner.value} {rate}"  # A tuning plan fixes the inner optimizer.
     way = f"start it again{how} with a learning rate below {spec.inner_rate:g}: `peer {words} --set {fields}`"
-    # Accepted steps may have damaged the model.
+    # Accepted updates may have damaged the newest model, so the text mentions a start without `--from`.
     is_spoilt = "; leave out --from if `peer rounds` shows that the loss of that model has grown"
     return way + is_spoilt * (bool(job.accepted) and not is_planned)
 

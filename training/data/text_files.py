@@ -26,7 +26,8 @@ TEXT: Final = (".txt", ".md")
 JSON_LINES: Final = (".jsonl", ".ndjson")
 JSON: Final = ".json"
 PARQUET: Final = ".parquet"
-READ_ENDINGS: Final = (*TEXT, *JSON_LINES, JSON, *TABLES, PARQUET)  # endings of text in a folder, optionally with .gz
+# Endings of the files in a folder that are read, optionally with .gz.
+READ_ENDINGS: Final = (*TEXT, *JSON_LINES, JSON, *TABLES, PARQUET)
 KINDS: Final = "text (.txt, .md), JSON (.jsonl, .json), tables (.csv, .tsv) or Parquet, each optionally with .gz"
 MARKUP: Final = {
     **dict.fromkeys((".html", ".htm", ".xhtml"), "HTML"),
@@ -154,7 +155,7 @@ def _reason_by_name(file: Path) -> str:
 
 
 def _is_read(folder: Path, file: Path, column: str, findings: TextFileReport) -> bool:
-    """Check a whole file of a folder. Return false and report the file if it cannot be read."""
+    """Read a file of a folder as a check. Return true if it can be read; if not, report the file and return false."""
     reason = "it is empty"
     try:
         for _ in _pieces_of(file, column, TextFileReport()):
@@ -244,7 +245,7 @@ def _markup(head: bytes) -> str:
 
 
 def _checked(pieces: Iterator[bytes], file: Path) -> Iterator[bytes]:
-    """Yield the pieces without a byte order mark. Raises `UserError` at the first byte that is not UTF-8 text."""
+    """Yield the pieces of a text without its byte order mark. Raises `UserError` at the first byte that is not UTF-8 text."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     position = 0
     for piece in pieces:

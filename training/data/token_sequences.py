@@ -37,7 +37,7 @@ def batch_offsets(
     draw.update(b"".join(number.to_bytes(8, "big") for number in (round_number, step, seed)))
     key = draw.digest()
     drawn = (hashlib.sha256(key + index.to_bytes(4, "big")).digest() for index in range(batch))
-    # 64 random bits over at most 2^36 offsets: the modulo bias is below 2^-28.
+    # An offset is 64 random bits modulo at most 2^36 offsets, so the bias is below 2^-28.
     return np.array([int.from_bytes(digest[:8], "big") % (tokens - context) for digest in drawn], dtype=np.int64)
 
 

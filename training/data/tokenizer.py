@@ -17,7 +17,8 @@ from training.data.pretokenizers import BYTE_LEVEL, parse_normalizer, parse_pre_
 from training.transformer import BYTES, BYTES_WITH_END, VOCABULARY_MAX
 
 TOKENIZER_BYTES_MAX = 16 << 20  # bytes of a tokenizer: with VOCABULARY_MAX tokens it is about 4 MB of JSON
-END_OF_TEXT: Final = "<|endoftext|>"  # GPT-2's name; a text with these characters never becomes the token
+# GPT-2's name of the token that ends a text; these characters in a text never become the token.
+END_OF_TEXT: Final = "<|endoftext|>"
 
 
 class ByteTokenizer:
@@ -154,7 +155,7 @@ class BpeVocabulary:
     ids: Mapping[str, int]  # id of each token, also of added tokens
     merges: tuple[tuple[str, str], ...] = ()
     end_of_text: int | None = None
-    special: frozenset[str] = frozenset()  # tokens that no text becomes
+    special: frozenset[str] = frozenset()  # special tokens: no text becomes one of these
     added: tuple[dict[str, Any], ...] = ()  # added tokens that are not special, as the JSON of the package `tokenizers`
     normalizer: dict[str, Any] | None = None
     pre_tokenizer: dict[str, Any] = field(default_factory=lambda: BYTE_LEVEL)
@@ -162,7 +163,7 @@ class BpeVocabulary:
 
     @property
     def tokens(self) -> list[str]:
-        """The tokens in the order of their ids."""
+        """All tokens as text, in the order of their ids."""
         return sorted(self.ids, key=self.ids.__getitem__)
 
 
@@ -242,7 +243,7 @@ def _bytes_of_id(model: BpeVocabulary) -> list[bytes]:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Return the printable character → byte table of a byte-level BPE (GPT-2's)."""
+    """Return the byte for each printable character in a byte-level BPE (GPT-2's table)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(BYTES) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(BYTES + index): byte for index, byte in enumerate(others)}

@@ -37,9 +37,9 @@ class Engine(Protocol):
     spec: JobSpec
     tokenizer: Tokenizer
     micro_batch: int  # most sequences of one forward pass; the worker may lower it
-    first_parameters: Float32Array | None  # the parameters of the job's first round, where its objective refers to them
-    required_model: RequiredModel | None  # set before the first use, where the job reads another job's model
-    required_files: Mapping[bytes, Path]  # set before the first use: the files of `Objective.required_files`
+    first_parameters: Float32Array | None  # parameters of the job's first round, if its objective refers to these
+    required_model: RequiredModel | None  # model of another job, if the objective requires one; set before the engine's first use
+    required_files: Mapping[bytes, Path]  # files of `Objective.required_files` by digest; set before the engine's first use
 
     def local_steps(
         self,
@@ -89,10 +89,10 @@ class EngineBackend(Protocol):
 
     @property
     def name(self) -> str:
-        """The name that features register implementations under."""
+        """The engine's name, under which features register implementations."""
 
     def start_backend(self, resources: EngineResources, command: Sequence[str]) -> None:
-        """Set up the library. `command` started this process, and starts its helper processes.
+        """Set up the library. `command` is the command line of this process, which also starts helper processes.
 
         Raises `UserError` for a device that this machine lacks.
         """

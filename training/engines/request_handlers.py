@@ -31,7 +31,7 @@ class WorkerContext:
     """State that handlers share: the backend, the engines of open jobs, and unfinished texts."""
 
     def __init__(self, backend: EngineBackend, heartbeat: Callable[[], None], micro_batch_max: int) -> None:
-        """`heartbeat` is called after every piece of work. It raises if nobody waits for the request any more."""
+        """`heartbeat` is called after every piece of work. It raises an exception if nobody waits for the request any more."""
         self.backend, self.heartbeat = backend, heartbeat
         self.texts = TextGenerations()
         self._micro_batch_max = micro_batch_max

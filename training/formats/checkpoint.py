@@ -62,7 +62,8 @@ def write_checkpoint(path: Path, spec: JobSpec, parameters: Float32Array, origin
         "spec": spec.encode().hex(),
     }
     with durable_files.atomic_write(path) as stream:
-        # The file has one metadata entry, since the library writes several in random order, and one model must have one file.
+        # The file has only one metadata entry: the library writes several entries in random order, and a model must have exactly
+        # one file.
         stream.write(safetensors.save(tensors, {METADATA: json.dumps(about)}))
 
 
@@ -229,7 +230,7 @@ def _counts(values: Any, length: int | None = None) -> list[int]:
 
 
 def write_safetensors(stream: BinaryIO, tensors: Iterable[tuple[str, Float32Array]]) -> None:
-    """Write the tensors as little-endian float32, in the order of their names."""
+    """Write a safetensors file with the tensors as little-endian float32, in the order of their names."""
     ordered = sorted(tensors, key=lambda item: item[0])
     header: dict[str, object] = {METADATA_KEY: WRITTEN_METADATA}
     offset = 0

@@ -39,7 +39,8 @@ def gguf_name(name: str, tensor: ModelTensor) -> str:
 def gguf_metadata(model: ModelSpec, vocabulary: BpeVocabulary, name: str, stop: int | None, is_half: bool) -> dict[str, Field]:
     """Return the metadata of the file. `stop` is the token that ends a text, if any.
 
-    If the metadata name no such token, llama.cpp uses token 11. Without `stop` they therefore name the byte 0, which no text has.
+    Without a named token llama.cpp ends texts at token 11. Without `stop` the metadata therefore name the byte 0, which no text
+    has.
     """
     nothing = next(character for character, byte in byte_alphabet().items() if byte == 0)
     end = vocabulary.ids[nothing] if stop is None else stop
@@ -93,7 +94,7 @@ def write_gguf(
     stream.write(header.ljust(_padded(len(header)), b"\0"))
     for name, values in tensors:
         heads = known[name].parameter.rotary_heads
-        if heads:  # The rows of each head get the order 0, D/2, 1, D/2 + 1, …
+        if heads:  # The D rows of each head get the order 0, D/2, 1, D/2 + 1, …, as GGUF requires.
             values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
         flat, dtype = values.reshape(-1), _dtype(values, is_half)
         for start in range(0, len(flat), ROWS_AT_ONCE):

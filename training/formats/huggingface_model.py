@@ -167,7 +167,7 @@ def _llama_name(name: str, tensor: ModelTensor) -> str:
 def llama_config(model: ModelSpec, stop: int | None) -> dict[str, Any]:
     """Return the content of `config.json`. `stop` is the token that ends a text.
 
-    The rotary base and the type have two names each, since `transformers` before 5.0 has other ones.
+    The rotary base and the number type are written under two names each: `transformers` before 5.0 reads other names.
     """
     return {
         "architectures": ["LlamaForCausalLM"],

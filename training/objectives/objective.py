@@ -80,7 +80,7 @@ class Declaration:
 
 @dataclass(frozen=True, slots=True)
 class InnerStep:
-    """One inner step of one trainer's round."""
+    """The identity of one inner step: job, round, trainer and number of the step."""
 
     job: bytes
     round: int
@@ -139,7 +139,7 @@ class Objective:
     rejection_reasons: ClassVar[tuple[RejectionReason, ...]] = ()
 
     def metric_rows(self, metrics: Mapping[str, float], missing: str) -> Iterator[tuple[str, str]]:
-        """Yield names and texts of the metrics for a model card. `missing` replaces metrics that were not measured."""
+        """Yield (name, text) of the metrics for a model card. `missing` is the text for metrics that were not measured."""
         held_out = [
             f"{name.removeprefix('held_out_').replace('_', ' ')} {value:.4g}"
             for name, value in sorted(metrics.items())

@@ -99,7 +99,8 @@ def make_proposal(
     started = time.perf_counter()
     model = _open(request)
     (e, feedback_from), (inner, inner_from) = _own_feedback(request, model), _own_inner(request, model)
-    last, place = deque[InnerState](maxlen=1), (request.job, request.round, request.trainer)  # inner state after the last step
+    # `last` gets the inner state after the last step.
+    last, place = deque[InnerState](maxlen=1), (request.job, request.round, request.trainer)
     take = (lambda parameters, inner: last.append(inner)) if request.inner_out else None
     declaration = _own_declaration(request, model, declarer, on_step)
     delta, losses = update(model.parameters, *place, inner, take, taken=model.rounds_in_model, declaration=declaration)
@@ -141,7 +142,7 @@ def _encoded(m: Float32Array, trainer: bytes, model: ReplicatedModel) -> tuple[c
 def audit_proposal(
     request: AuditRequest, update: ComputeUpdate, declarer: Declarer | None = None, on_step: OnProgress = lambda: None
 ) -> AuditReply:
-    """Check the declaration, re-execute the update with it, and judge payload, buffer and inner state."""
+    """Check a proposal's declaration, re-execute its update, and return the verdict on payload, buffer and inner state."""
     started = time.perf_counter()
     verdict, error, loss = _judge(request, _open(request), update, declarer, on_step)
     return AuditReply(verdict, error, time.perf_counter() - started, loss)
@@ -150,7 +151,7 @@ def audit_proposal(
 def _judge(
     request: AuditRequest, model: ReplicatedModel, update: ComputeUpdate, declarer: Declarer | None, on_step: OnProgress
 ) -> tuple[Verdict, float, int | None]:
-    """Return the verdict, the relative error, and the loss that a report on the round seals."""
+    """Return the verdict, the relative error, and the last inner step's loss in millionths (None: no replay)."""
     spec, last, place = model.spec, deque[InnerState](maxlen=1), (request.job, request.round, request.trainer)
     try:
         buffer, e = error_feedback.read_buffer(Path(request.buffer), spec) if request.buffer else None, _feedback(request, model)

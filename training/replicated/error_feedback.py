@@ -56,7 +56,7 @@ Allocate = Callable[[int], quantization.Bytes]  # a function that returns an arr
 class FeedbackRecord:
     """A record of a trainer's last accepted proposal, which determines the trainer's next error feedback e."""
 
-    buffer: Digest | None  # digest of the levels of m; None in a job without buffers
+    buffer: Digest | None  # digest of the trainer's buffer; None in a job without buffers
     payload: Digest
     round: Count
     took_step: bool  # True if the proposal's round took a step. Without a step nothing of m was applied.
@@ -155,7 +155,7 @@ def replay_deviation(
     if buffer is not None:
         try:  # The residual of the buffer has exactly one encoding, or none.
             is_said = codec.encode_payload(header, residual_of(buffer.dequantize(), held), layout) == payload
-        except LocalProtocolError:  # Levels of a liar may be too large for any payload.
+        except LocalProtocolError:  # The buffer of a liar may have values that are too large for any payload.
             is_said = False
         return buffer_distances(buffer, e, delta, decay, weight) if is_said else (math.inf, 0.0)
     try:

@@ -155,7 +155,7 @@ def _pieces(spec: JobSpec, trainers: tuple[bytes, ...]) -> tuple[LeafRange, ...]
 
 
 def _trainers(state: ModelState) -> tuple[bytes, ...]:
-    """Return the trainers with estimates, in the order of the estimates."""
+    """Return the trainers that have estimates, in the order of the estimates in their file."""
     return tuple(sorted(state.records)) if state.spec.has_estimates else ()
 
 
@@ -189,7 +189,7 @@ class ModelDirectoryWriter:
         self._opened.close()
 
     def write_bytes_at(self, part: str, start: int, data: Float32Array | EncodedEstimate) -> None:
-        """Write `data` at offset `start` of the part's file. Any thread may write any bytes in any order."""
+        """Write `data` at offset `start` of the part's file. Several threads may write, in any order."""
         left = float32_bytes(data) if isinstance(data, np.ndarray) else memoryview(data)
         while left:
             written = os.pwrite(self._files[part].fileno(), left, start)
@@ -230,7 +230,7 @@ def write_manifest(folder: Path, saved: ModelManifest, durable: bool) -> None:
 
 
 def read_model(directory: Path) -> tuple[ModelManifest, dict[str, Float32Array], dict[bytes, EncodedEstimate]]:
-    """Return the manifest, the vectors, and the encoded estimates by trainer. Raises `StorageError`."""
+    """Return the manifest in a directory, the vectors by name, and the encoded estimates by trainer. Raises `StorageError`."""
     recover_replaced_directory(directory)
     saved = _read_state(directory)
     if model_root(saved.leaves, saved.state) != saved.root:

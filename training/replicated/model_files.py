@@ -26,7 +26,10 @@ def is_durable(directory: Path) -> bool:
 
 
 def read_manifest(directory: Path) -> bytes:
-    """Return the encoded `ModelManifest`, which the parts of a model are checked against. Raises `StorageError`."""
+    """Return the encoded `ModelManifest` in a directory, with the hashes against which a model's parts are checked.
+
+    Raises `StorageError`.
+    """
     try:
         return (directory / STATE).read_bytes()
     except OSError as error:

@@ -102,7 +102,10 @@ class ReplicatedModel:
 
     @classmethod
     def initial(cls, job: bytes, spec: JobSpec, start: ReplicatedModel | None = None) -> ReplicatedModel:
-        """Return the model of round 0. Tensors come from `start` if it has the same names and shapes, else from the seed."""
+        """Return the model of round 0.
+
+        A tensor is copied from `start` if it has one of the same name and shape, else it follows from the seed.
+        """
         layout = layout_of(spec)
         vectors = {name: np.zeros(layout.size, dtype=np.float32) for name in model_directory.vector_names(spec)}
         for block in layout.blocks:
@@ -235,7 +238,7 @@ class ReplicatedModel:
         return self.estimates[trainer][start : start + piece.bytes.stop - piece.bytes.start]
 
     def read_part(self, index: int) -> bytes:
-        """Return a part of the model's files. Raises `RemoteProtocolError` if there is no such part.
+        """Return the part of the model with the number `index`. Raises `RemoteProtocolError` if there is no such part.
 
         Raises `StorageError` if the data on disk differ from the root.
         """
@@ -443,7 +446,7 @@ class ReplicatedModel:
     def _decide(
         self, accepted: Sequence[AcceptedProposal], rejected: Mapping[bytes, Verdict], gone: Collection[bytes], each: ParallelMap
     ) -> tuple[ModelState, aggregate.AggregationPlan | None, dict[bytes, EncodedEstimate]]:
-        """Return the next state, the plan of the step (None: no step), and the next estimates."""
+        """Return the next model's state, the plan of the aggregation (None: the round takes no step), and the next estimates."""
         checked = dict(zip((item.trainer for item in accepted), each(self._checked_as_accepted, accepted), strict=True))
         if len(checked) < len(accepted):
             raise LocalProtocolError(f"{len(accepted)} accepted proposals, but a trainer has more than one")

@@ -69,7 +69,7 @@ class ElementRun:
 
     @classmethod
     def of_blocks(cls, blocks: Sequence[ElementRun]) -> ElementRun:
-        """Return the run of these consecutive blocks."""
+        """Return the run that consists of these consecutive blocks."""
         first, last = blocks[0], blocks[-1]
         return ElementRun(slice(first.elements.start, last.elements.stop), slice(first.chunks.start, last.chunks.stop))
 
@@ -83,7 +83,7 @@ class TensorBlock(ElementRun):
     """A run of at most `BLOCK` elements of one tensor."""
 
     tensor: str
-    decayed: bool  # `TensorInfo.decayed` of the tensor
+    decayed: bool  # True if weight decay applies to the tensor.
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,10 @@ PARALLEL: Final = "training.engines.pytorch.parallel_engine"
 
 
 class TorchDeclaringEngine(TorchEngine):
-    """Implements `training.engines.engine.DeclaringEngine`. Its passes over the model treat subnormal numbers as zero, too."""
+    """An implementation of `training.engines.engine.DeclaringEngine`.
+
+    Its passes over the model also treat subnormal numbers as zero.
+    """
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -69,7 +72,7 @@ class TorchDeclaringEngine(TorchEngine):
 
 
 class TorchBackend:
-    """Implements `training.engines.engine.EngineBackend`."""
+    """An implementation of `training.engines.engine.EngineBackend`."""
 
     name = NAME
 

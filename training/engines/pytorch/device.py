@@ -34,7 +34,7 @@ def cuda_devices() -> list[torch.device]:
 
 
 def select_device(name: str) -> torch.device:
-    """Return the device that a setting names. Raises `UserError` for one that this machine lacks."""
+    """Return the device that a setting names. Raises `UserError` for a device that this machine lacks."""
     here = cuda_devices()
     if name == "cpu" or (name == AUTO and not here):
         return CPU
@@ -89,7 +89,7 @@ def deterministic_algorithms(device: torch.device) -> Iterator[None]:
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """Return a view of the array on the CPU, else a copy whose transfer continues while Python goes on."""
+    """Return an array as a tensor: a view on the CPU, else a copy whose transfer continues after the call."""
     tensor = torch.from_numpy(array)
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 

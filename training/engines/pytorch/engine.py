@@ -105,7 +105,7 @@ class TorchEngine:
         self.model = GPT(self.spec, self.device)
         self.model.recompute = self._resources.recompute
         self._decayed = to_device(weight_decay_mask(self.spec), self.device)
-        self._loaded: Float32Array | None = None  # the model's parameters, while it generates text
+        self._loaded: Float32Array | None = None  # parameters that the model has for the generation of text; None: other ones
 
     def load_parameters(self, parameters: Float32Array) -> None:
         assert parameters.shape == (layout_of(self.spec).size,) and parameters.dtype == np.float32
@@ -169,7 +169,7 @@ class TorchEngine:
     def draw_batch(
         self, job: bytes, round: int, trainer: bytes, step: int, size: int, declaration: Declaration | None = None
     ) -> npt.NDArray[np.int64]:
-        """Return the numbers of the examples of one inner step, which the objective draws."""
+        """Return the numbers of the examples that the objective draws for one inner step."""
         return self.spec.resolved_objective.draw_examples(
             self.spec, InnerStep(job, round, trainer, step), size, self.tokens, declaration
         )
@@ -286,7 +286,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def compile_loss(loss: Callable[..., Tensor], job: str) -> Callable[..., Tensor]:
-    """Return the loss, compiled at its first use. If the compiler fails for any reason, the loss itself is used."""
+    """Return the loss function, compiled at its first use.
+
+    If the compiler fails for any reason, the uncompiled function is used.
+    """
     known: list[Callable[..., Tensor]] = [torch.compile(loss)]
 
     def tried(*arguments: Any) -> Tensor:

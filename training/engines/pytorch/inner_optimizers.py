@@ -83,7 +83,7 @@ class AdamW:
 
 @torch.no_grad()
 def clip_gradients(gradients: Tensor, limit: float) -> float:
-    """Scale the gradients down to a norm of at most `limit`, in place. Return their norm before."""
+    """Scale the gradients down to a norm of at most `limit`, in place. Return their norm before scaling."""
     norm = float(gradients.norm())
     if norm > limit:
         gradients.mul_(limit / norm)
@@ -172,7 +172,7 @@ class Muon:
         moments: Tensor | None = None,
         steps: int = 0,
     ) -> None:
-        """Work on `parameters`, `gradients` and `moments` in place. `spec.beta1` is the momentum of the matrices too.
+        """Work on `parameters`, `gradients` and `moments` in place. `spec.beta1` is also the momentum of the matrices.
 
         `moments` has shape (`inner_state.inner_size`,), in the order of `inner_state.moment_slots`, after `steps` steps.
         """

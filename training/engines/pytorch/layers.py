@@ -36,7 +36,7 @@ class ForwardPass:
     """The arguments of a block that depend on its layer and on the pass over the model."""
 
     layer: int = 0
-    start: int = 0  # number of tokens before the first one of the pass
+    start: int = 0  # number of tokens before the first token of the pass
     cache: KVCache | None = None
     last: int | None = None  # Later layers use only this number of positions at the end. None: all.
 
@@ -110,7 +110,7 @@ class TorchAttention(TorchBlock):
         return out_BHTD.transpose(1, 2).reshape(batch, length, width)
 
     def _rotate(self, x_BTND: Tensor, start: int) -> Tensor:
-        """Turn each pair of features (d, d + D/2) by an angle that grows with the position."""
+        """Return the tensor with each pair of features (d, d + D/2) turned by an angle that grows with the position."""
         length, half = x_BTND.shape[1], x_BTND.shape[3] // 2
         cos_TD, sin_TD = (table[start : start + length, None] for table in (self.cos_TD, self.sin_TD))
         return (x_BTND * cos_TD + x_BTND.roll(half, -1) * sin_TD).type_as(x_BTND)

@@ -26,7 +26,8 @@ from training.replicated.tensor_layout import Float32Array, layout_of
 from training.transformer import EMBEDDING, FINAL_NORM, FIRST_TOKEN_VECTOR, HEAD, OUTPUT_MATRIX, layer_parameters
 
 NAME = "pytorch"  # name of the engine
-KEEPING_INPUTS: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}  # The model has no random operation.
+# Arguments of torch's `checkpoint`. The model has no random operation.
+KEEPING_INPUTS: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -85,7 +86,7 @@ class GPT:
         self.gradients = torch.zeros(size, device=self.device)
 
     def _view(self, *names: str, learns: bool = True) -> Tensor:
-        """Return neighbouring tensors as one leaf of autograd, whose gradient is a view of `gradients`.
+        """Return neighbouring tensors as one tensor, a leaf of autograd whose gradient is a view of `gradients`.
 
         The gradient of a leaf that does not learn stays zero.
         """

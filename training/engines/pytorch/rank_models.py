@@ -39,7 +39,7 @@ from training.replicated.tensor_layout import Float32Array, layout_of
 from training.transformer import FIRST_TOKEN_VECTOR
 
 JOBS_MAX = 8  # jobs with models in memory: beyond, all processes drop the model of the least recently used job
-DIMENSIONS_MAX = 8  # dimensions of an array
+DIMENSIONS_MAX = 8  # most dimensions of an array
 ARRAYS_MAX = 16  # most arrays that an objective makes from a batch
 
 # Commands ------------------------------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ ARRAYS_MAX = 16  # most arrays that an objective makes from a batch
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """Type and shape of an array of examples."""
+    """The type and the shape of an array of examples."""
 
     kind: Name  # numpy's name of the element type
     shape: Annotated[tuple[Count, ...], Length(1, DIMENSIONS_MAX)]
@@ -63,7 +63,7 @@ class OpenRankModel:
 
 @dataclass(frozen=True, slots=True)
 class LoadParameters:
-    """Load the leader's parameters."""
+    """The command to load the leader's parameters."""
 
     TAG: ClassVar[str] = "load-parameters"
     number: Count
@@ -71,7 +71,7 @@ class LoadParameters:
 
 @dataclass(frozen=True, slots=True)
 class InitOptimizer:
-    """Make an optimizer in its state after this many steps, with the leader's moments or with zeros."""
+    """The command to make an optimizer in its state after `steps` steps, with the leader's moments or with zeros."""
 
     TAG: ClassVar[str] = "init-optimizer"
     number: Count
@@ -81,7 +81,7 @@ class InitOptimizer:
 
 @dataclass(frozen=True, slots=True)
 class ComputeGradient:
-    """Compute the gradient of the leader's batch, whose arrays have these types and shapes."""
+    """The command to compute the gradient of the leader's batch, whose arrays have these types and shapes."""
 
     TAG: ClassVar[str] = "compute-gradient"
     number: Count
@@ -104,7 +104,7 @@ class StepOptimizer:
 
 @dataclass(frozen=True, slots=True)
 class GatherVector:
-    """Send parameters, gradients or moments to the leader."""
+    """The command to send parameters, gradients or moments to the leader."""
 
     TAG: ClassVar[str] = "gather-vector"
     number: Count
@@ -278,7 +278,7 @@ class RankModel(ABC):
 
 
 class DdpRankModel(RankModel):
-    """A model of which every process has all parameters and takes the same steps."""
+    """A model that every process has as a whole. All processes take the same steps."""
 
     mode = ParallelMode.DDP
 
@@ -319,7 +319,7 @@ class DdpRankModel(RankModel):
 
 
 class FsdpRankModel(RankModel):
-    """A model of which every process has some rows of each tensor and of its moments."""
+    """A model of which each process has some rows of each tensor and of its moments."""
 
     mode = ParallelMode.FSDP
 

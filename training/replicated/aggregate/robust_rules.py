@@ -104,7 +104,7 @@ def _arc_nnm_trim(products: Integers, f: int) -> UpdateCombination:
 
 
 def arc_factors(squares: Sequence[int], f: int) -> list[int]:
-    """Return ARC's factor for each of the updates with these squared norms, rounded down."""
+    """Return ARC's factor for each update, rounded down, given the squared norms of all updates."""
     clipped = 2 * f * (len(squares) - f) // len(squares)
     return [_shrink(square, sorted(squares, reverse=True)[clipped]) for square in squares]
 

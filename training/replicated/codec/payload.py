@@ -120,12 +120,12 @@ class QuantizedUpdate:
 
     @cached_property
     def scales(self) -> quantization.Integers:
-        """Scales as integers, shape (chunks,)."""
+        """The scales of all chunks as integers, shape (chunks,)."""
         return quantization.SCALES[self.codes]
 
     @cached_property
     def _starts(self) -> npt.NDArray[np.int64]:
-        """Offset of each chunk's bytes, shape (chunks + 1,)."""
+        """The offset of each chunk's levels in `packed`, and the end, shape (chunks + 1,)."""
         return np.concatenate([[0], np.cumsum(chunk_level_bytes(self.layout, self.bits))])
 
     def levels_of(self, run: ElementRun) -> quantization.Levels:
@@ -208,7 +208,7 @@ class QuantizedUpdate:
 
 
 def payload_bytes(layout: TensorLayout, bits: int) -> int:
-    """Return the bytes of every payload with levels of this many bits."""
+    """Return how many bytes a payload has if its levels have this many bits."""
     return HEADER_BYTES + len(layout.chunk_lengths) + int(np.sum(chunk_level_bytes(layout, bits)))
 
 
@@ -239,7 +239,10 @@ def read_payload(payload: bytes | memoryview, layout: TensorLayout) -> Quantized
 
 
 def quantize_vector(header: PayloadHeader, m: Float32Array, layout: TensorLayout) -> QuantizedUpdate:
-    """Return the quantized `m`, with the same levels on every machine. Raises `LocalProtocolError` if m has no encoding."""
+    """Return the vector `m` as a quantized update, with the same levels on every machine.
+
+    Raises `LocalProtocolError` if m has no encoding.
+    """
     if m.shape != (layout.size,) or m.dtype != np.float32:
         raise LocalProtocolError(f"a buffer of {m.shape} {m.dtype} does not fit a layout of {layout.size} elements")
     packed = np.empty(int(np.sum(chunk_level_bytes(layout, header.bits))), dtype=np.uint8)

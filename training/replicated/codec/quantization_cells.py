@@ -65,7 +65,7 @@ def _bounds(update: QuantizedUpdate) -> tuple[Floats, Floats]:
 
 
 def _squares(update: QuantizedUpdate, block: TensorBlock, v: Float32Array, low: Floats, high: Floats) -> Floats:
-    """Return the squared distances of a block from the vectors with its levels and from those with its scales, shape (2,)."""
+    """Return the squared distances of a block from the vectors with these levels and from those with these scales, shape (2,)."""
     bits, lengths, values = update.bits, update.layout.chunk_lengths[block.chunks], v.astype(np.float64)
     units = np.repeat(quantization.SCALES[update.codes[block.chunks]] * math.ldexp(1.0, update.exponent), lengths)
     tops = np.repeat(high, lengths) if bits == 8 else np.inf
