@@ -1,4 +1,4 @@
-"""Interface of queries that features run on an export of a network."""
+"""Interface of queries that features run on an export (the verified blocks and data of a network in files)."""
 
 from __future__ import annotations
 

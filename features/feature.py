@@ -1,6 +1,6 @@
 """The declaration of a feature: everything that a package adds to a peer.
 
-`peer/features.py` lists the features. The state, the tables of the documents, the fuzz targets, the help and the shells'
+`peer/features.py` lists the features. The ledger's state, tables in the documentation, fuzz targets, the help and the shells'
 completion follow from that list. Features name code as `module:name`, which is imported at its first use.
 """
 

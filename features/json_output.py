@@ -1,4 +1,4 @@
-"""Values as JSON, for programs. Keys are the names of the fields, and bytes are in hex."""
+"""Values as JSON, for programs. Fields of an object become keys, and bytes become hex digits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resolution of a text that a person typed to a peer or a job."""
+"""Search for the peer or the job that a person named by a name or the beginning of an id."""
 
 from __future__ import annotations
 

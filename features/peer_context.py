@@ -1,4 +1,4 @@
-"""The running peer, as the RPC handler of a feature sees it."""
+"""The part of the running peer that a feature's RPC handler may use."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""One round of a job: the awaited trainers, the times of a voter's statements, and the result of the ballots.
+"""One round of a job: the trainers that voters wait for, the times of a voter's statements, and the result of the ballots.
 
 This module does no I/O. Its inputs are proposals, verdicts, vouches, ballots and the time. Its outputs are our own vouches, and
 at most one ballot and one cut-off. The vote gives agreement, not truth: no code in this module reads a payload.
 
-Timers count from the application of the opening block:
-proposals T1 < re-executors' ballots T2 < other voters' ballots T3 < cut-off T4.
+Timeouts count from the time at which this peer applied the block that opened the round: proposals T1 < re-executors' ballots T2 <
+other voters' ballots T3 < cut-off T4.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Payloads and data are kept blobs. Buffers of trainers are temporary: they are deleted after the audits that need them. A payload
 is *lent* to each round with a proposal that names it, until the round's accepted payloads are decided (`add_round_reference`). A
 note file beside the blob lists the rounds that it is lent to. Blobs that the audits of one round need are linked into one folder,
-and deleted together after them. An object larger than a part is one file like any other. `storage.multipart_objects` stores its
-list of parts and its incomplete data.
+and deleted together after these audits. An object larger than a part is one file like any other. `storage.multipart_objects`
+stores its list of parts and its incomplete data.
 """
 
 from __future__ import annotations

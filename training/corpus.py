@@ -1,8 +1,8 @@
-"""Training text: from people's files to bytes, to shards for other peers, to the text file and the tokens on every peer.
+"""The way of a training text: files of people, bytes, shards for other peers, then one text file and tokens on every peer.
 
     files --text_files--> pieces of bytes --split--> Manifest and shards ~~> --assemble--> one text file --open_tokens--> Tokens
 
-Token shards of `training.data.token_shards` go the same way, without the last step, tokenization.
+Token shards of `training.data.token_shards` go the same way without the last step, since they contain tokens.
 
 All steps are streams: a peer has only a few shards of text in memory, at any size of the text.
 """

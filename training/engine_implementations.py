@@ -1,7 +1,7 @@
 """Registry of the functions that engines implement: objectives, and kinds of layers.
 
-Features register them by engine (`features.feature.Feature.implementations`). The worker process imports them when an engine
-first needs them.
+Features register implementations by engine (`features.feature.Feature.implementations`). The worker process imports these when an
+engine first needs them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The disk space that a job takes on a peer, according to its specification. Its text is not included."""
+"""The disk space that a job takes on a peer, according to the job's specification. The job's text is not included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blob of initial parameters, for jobs that start from no job's model: little-endian float32 in the order of the layout."""
+"""The blob of initial parameters of a job whose first model no job trained: little-endian float32 in the order of the layout."""
 
 from __future__ import annotations
 

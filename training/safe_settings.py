@@ -1,11 +1,11 @@
-"""Settings of jobs that were measured under attack. Only such jobs does a peer start with audit 'off' or 'sampled'.
+"""Settings of jobs that were measured under attack. A peer starts jobs with audit 'off' or 'sampled' only with these settings.
 
 Without audits, only statistics protect the model. Jobs with the settings `training.job_spec.ESTIMATES` were measured under the
 worst attacks of `python -m benchmarks.attacks`: on handwritten digits (`--only digits`) and on a language model (`--only gpt`).
 With sampled audits, liars move the model until they are found. The presets were measured on a language model (`--only gpt
 --audits sampled`): `per-step` before convictions undid anything, `local` afterwards (decision 126). Each network in which the
-model was protected has a row in the tables. A peer starts other jobs only if a person requests it (`--accept-risk`, or
-byzantine_max 0). Jobs in the ledger continue.
+model was protected has a row in the tables. A peer starts jobs with other settings only if a person requests it (`--accept-risk`,
+or byzantine_max 0). Jobs in the ledger continue.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A decoder-only transformer: its sizes, its kinds of layers, and the resulting tensors. This module does not use torch.
 
-A layer of the transformer is two blocks: attention, then feed-forward. A block normalises its input and adds its output to the
-residual stream. The matrices inside a block are linear layers. `ModelSpec` names the kind in each of these three places. A kind
-declares its tensors, initial values, bounds, and names in files of other programs. An engine computes the kinds that it registers
-(`training.engine_implementations`).
+A layer of the transformer consists of two blocks: attention, then feed-forward. A block normalises its input and adds its output
+to the residual stream. The matrices inside a block are linear layers. `ModelSpec` names the kind in each of these three places. A
+kind declares its tensors, initial values, bounds, and names in files of other programs. An engine computes the kinds that it
+registers (`training.engine_implementations`).
 """
 
 from __future__ import annotations

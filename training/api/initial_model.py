@@ -1,4 +1,4 @@
-"""The model that a job starts from, as named by a person: a finished job, a job at a round, or a folder with a foreign model."""
+"""The model that a new job starts from. A person names a finished job, a job at a round, or a folder with a foreign model."""
 
 from __future__ import annotations
 

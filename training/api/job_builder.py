@@ -1,4 +1,4 @@
-"""Builder of jobs from a person's request: their fields, and their text as blobs."""
+"""Builder of jobs from a person's request: the fields of the job, and its text as blobs."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def _job_on_tokens(
     start: InitialModel | None,
     said: Mapping[str, Any],
 ) -> JobSpec:
-    """Return the specification of a job on a text that is tokenized already, with the tokenizer and the vocabulary of this text."""
+    """Return the specification of a job on a text that is tokenized already, with the tokenizer and vocabulary of this text."""
     if request.column:
         raise UserError(f"--column {request.column}: {request.data} is tokenized already; leave it out")
     if request.vocabulary:

@@ -1,4 +1,4 @@
-"""A text as tokens, and the draw of a step's sequences."""
+"""A text as tokens, and the random choice of the sequences of an inner step."""
 
 from __future__ import annotations
 

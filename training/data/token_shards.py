@@ -7,7 +7,7 @@
 | NAME | token ids, unsigned, 16 bits, little-endian, one after another |
 | `tokenizer.json` | a byte-level BPE; absent if the tokens are bytes, with an optional end of text (256) |
 
-A job contains the shards' bytes in their order, cut into blobs like a text. Every peer checks hashes and token ids again.
+The bytes of all shards in order are cut into blobs like a text. Every peer checks hashes and token ids again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tokenizers: the 256 bytes, or a byte-level BPE (Sennrich 2016, Radford 2019) of the `tokenizers` package."""
+"""Tokenizers: one with the 256 bytes as tokens, and byte-level BPE (Sennrich 2016, Radford 2019) of the package `tokenizers`."""
 
 from __future__ import annotations
 

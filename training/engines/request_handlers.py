@@ -1,4 +1,7 @@
-"""Handlers of the requests of `training.worker_protocol`. They run in the worker process and compute with its open engines."""
+"""Handlers of the requests of `training.worker_protocol`.
+
+Handlers run in the worker process and compute with the engines of open jobs.
+"""
 
 from __future__ import annotations
 

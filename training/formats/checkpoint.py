@@ -1,7 +1,7 @@
 """Parameters in safetensors files (https://github.com/huggingface/safetensors).
 
-A file has a length, a JSON header with names, types, shapes and offsets, and the numbers. It is read by memory map: nothing in it
-is executed, and no tensor is copied as a whole.
+A file has a length, a JSON header with names, types, shapes and offsets, and the numbers. A file is read as a memory map: nothing
+in it is executed, and no tensor is copied as a whole.
 
 Tensors are written one after another, so that a model need not fit into memory twice. The file has the same bytes as a file that
 the library itself writes for the same tensors, so each model has exactly one file.

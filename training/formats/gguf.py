@@ -1,7 +1,7 @@
 """GGUF, the format of llama.cpp (github.com/ggml-org/ggml, docs/gguf.md, version 3): a model with its tokenizer in one file.
 
-Its rotary positions turn pairs of neighbouring features of a head; ours turn features that are half a head apart. The rows of
-query and key are therefore reordered.
+Rotary positions of GGUF turn pairs of neighbouring features of a head. Our rotary positions turn pairs that are half a head
+apart. The rows of query and key are therefore reordered.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 `config.json` has the sizes, safetensors files have the tensors, and `tokenizer.json` has a byte-level BPE. An error names any
 unsupported feature, and no code of the folder is executed.
 
-Tensors and sizes have the names of Llama (Touvron 2023) in `transformers`. The tensors themselves are the same, bit for bit:
-rotary halves, RMSNorm, SwiGLU and grouped queries are those of Llama.
+Tensors and sizes have the names of Llama (Touvron 2023) in `transformers`. Our tensors are equal to those of Llama, bit for bit,
+since our models have the same rotary halves, RMSNorm, SwiGLU and grouped queries.
 """
 
 from __future__ import annotations

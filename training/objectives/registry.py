@@ -1,6 +1,6 @@
-"""Registry of the objectives, by name. This package has two: text, and updates that can be computed from a hash.
+"""Registry of the objectives, by name. This package has two objectives: text, and updates that can be computed from a hash.
 
-Features add theirs when the program starts (`peer.features.register_features`).
+Features add objectives at the program's start (`peer.features.register_features`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The state of an inner optimizer between two steps: the number of steps, and its moments as one float32 vector.
 
-This module uses only numpy. On disk and under a digest, the number of steps (unsigned, 8 bytes) precedes the moments, all
-little-endian.
+This module uses only numpy. In files, the number of steps (unsigned, 8 bytes) precedes the moments, all little-endian. The digest
+of a state is that of its file.
 """
 
 from __future__ import annotations

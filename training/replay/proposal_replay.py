@@ -1,6 +1,6 @@
 """Computation of a trainer's proposal from its update, and of a verdict by a replay: numpy only.
 
-The worker computes updates with torch. For scratch jobs the daemon computes them itself, with `known_update`.
+The worker computes updates with torch. For scratch jobs the daemon itself computes updates, with `known_update`.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 A model is a directory with these files:
 
-- one of little-endian float32 for every vector: `parameters.f32`, and one for each slot of the outer optimizer
-- one with the estimates of all trainers, if the job has estimates
-- `state.msgpack`
+- a file of little-endian float32 numbers for each vector: `parameters.f32`, and one for each slot of the outer optimizer
+- a file with the estimates of all trainers, if the job has estimates
+- `state.msgpack`: the state and the hashes of all leaves
 
-It is written beside its final name and then renamed. While the machine runs, a name therefore never stands for an incomplete
+A model is written beside its final name and then renamed. While the machine runs, a name therefore never stands for an incomplete
 model. Some models are also made durable before the rename, and an empty file, `durable`, marks them. Most models of a job are not
 durable (`docs/decisions/0030`). If a power cut damages the newest model, it is recomputed from the last durable one.
 """

@@ -1,7 +1,8 @@
-"""The files of a model's directory: which models are durable, and how one replaces another.
+"""The files in a model's directory: the mark of durable models, and the replacement of a model by another.
 
-A model that is neither needed nor durable is set aside, and the next one overwrites its files. The kernel takes many times longer
-to allocate pages for a new file. A reader that maps a file holds a shared lock on it, and a locked file is not overwritten.
+The files of a model that is neither needed nor durable are kept, and the next model overwrites them, since the kernel takes many
+times longer to allocate pages for a new file. A reader that maps a file holds a shared lock on it, and a locked file is not
+overwritten.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Outer optimizers: the step of the model by a round's aggregate.
+"""Outer optimizers, which compute a model's step from the aggregate of a round's updates.
 
 An outer optimizer has slots, which are float32 vectors beside the parameters (`OUTER_SLOTS`):
 

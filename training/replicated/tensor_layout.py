@@ -5,7 +5,7 @@
 - A *stretch* (at most 64 blocks) is the work of one thread at a time.
 - A *run* is several consecutive blocks that are processed together, since small ones are slow.
 
-Names and shapes are those of the torch model.
+Tensors have the names and shapes of the torch model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Inner optimizers: AdamW (Loshchilov & Hutter 2019) on one flat vector for the whole model, and Muon.
 
-Each takes a few vector operations per step. They are written here, since an import of `torch.optim` costs 70 MB of the worker's
-memory.
+A step of each takes a few vector operations. `torch.optim` is not used, since its import costs 70 MB of the worker's memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The process of `peer evaluate`: `python -m training.engines.pytorch.model_evaluation FOLDER TEXT TOKENS` prints JSON."""
+"""The program of `peer evaluate`: `python -m training.engines.pytorch.model_evaluation FOLDER TEXT TOKENS` prints JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One process's part of a model that several processes train: all of it (`ddp`) or a piece of every tensor (`fsdp`).
+"""The part of one process in a model that several processes train: the whole model (`ddp`) or a piece of every tensor (`fsdp`).
 
 The leader sends the same commands to all processes and executes them itself. Between two commands no process waits for another.
-Each process computes the gradient of its share of a batch, and torch's DDP or `fully_shard` combines the gradients.
+Each process computes the gradient of its part of a batch, and torch's DDP or `fully_shard` combines the gradients.
 """
 
 from __future__ import annotations

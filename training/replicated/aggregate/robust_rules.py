@@ -2,14 +2,14 @@
 
 The rules for m updates, of which f may be false (`tolerated_faults`):
 
-    arc-nnm-trim       ARC, adaptive robust clipping (Allouah 2024, arXiv:2405.14432): the ⌊2(f/m)(m−f)⌋ longest are clipped to
-                       the next norm. NNM, nearest-neighbour mixing (Allouah 2023, arXiv:2302.01772): each becomes the mean of its
-                       m − f nearest, itself included. Trimmed mean (Yin 2018, arXiv:1803.01498): the f largest and f smallest
-                       values of every coordinate are dropped
+    arc-nnm-trim       ARC, adaptive robust clipping (Allouah 2024, arXiv:2405.14432): the ⌊2(f/m)(m−f)⌋ longest updates are
+                       clipped to the next norm. NNM, nearest-neighbour mixing (Allouah 2023, arXiv:2302.01772): each update
+                       becomes the mean of its m − f nearest updates, itself included. Trimmed mean (Yin 2018, arXiv:1803.01498):
+                       the f largest and f smallest values of every coordinate are dropped
     centered-clipping  v ← v + mean of (x − v)·min(1, τ/‖x − v‖) (Karimireddy 2021, arXiv:2012.10333), from v = 0. τ is the median
                        distance, which no minority can move beyond the honest distances
     mean, median, trimmed-mean    by coordinate
-    krum               the one update with the least sum of squared distances to its m − f − 2 nearest (Blanchard 2017)
+    krum               the update with the least sum of squared distances to its m − f − 2 nearest updates (Blanchard 2017)
     geometric-median   Weiszfeld's iteration, smoothed (Pillutla 2019, arXiv:1912.13445), from the mean
 
 Iterations adjust integer weights of the updates in units of 2^-FACTOR_BITS. The current point of an iteration is a linear

@@ -14,8 +14,8 @@ One scale per chunk, as a byte: a small floating-point number under the exponent
     code 0       scale 0: the chunk is empty
     code c > 0   scale (16 + c mod 16) · 2^⌊c / 16⌋, an integer of at most 20 bits
 
-Canonical: the largest code has the largest shift (it is at least 240), or all are 0 under the least exponent. A scale of 16 · 2^0
-is sent as 0.
+The codes of a payload are canonical if the largest one has the largest shift (it is at least 240), or if all are 0 and the
+exponent is the least one. A scale of 16 · 2^0 is sent as 0.
 """
 
 from __future__ import annotations
