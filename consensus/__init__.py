@@ -1,1 +1,1 @@
-"""Byzantine agreement without I/O: blocks, certificates, the leader schedule, evidence, the light client."""
+"""Byzantine agreement without I/O: blocks, certificates, the schedule of leaders, evidence, and the light client."""

@@ -1,4 +1,4 @@
-"""The effects of one step of a replica, and their executor: records become durable before any message is sent."""
+"""The effects of one step of a replica, and their execution: records become durable before any message is sent."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from protocol.identity import Signed
 from protocol.limits import MESSAGE_BYTES_MAX
 from protocol.messages import BlockBytes, Certificate, Decision, EvidenceMessage, GetRound, GossipEnvelope
 
-DECISIONS_REPLY_BYTES_MAX = MESSAGE_BYTES_MAX  # an answer ends at this size; a peer that lags asks again
+# Bytes after which an answer with decisions ends; a peer that needs more asks again.
+DECISIONS_REPLY_BYTES_MAX = MESSAGE_BYTES_MAX
 
-VoteSlot = tuple[str, int, int]  # message tag, height, view: a voter signs one statement in each
+VoteSlot = tuple[str, int, int]  # message tag, height and view: a voter signs at most one statement for each slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +28,13 @@ class OwnStatement:
 
 @dataclass(frozen=True, slots=True)
 class OwnRoundStatement:
-    """A Proposal, Ballot, CutOff or Vouch that this peer signed in a round. The `tag` of a Vouch also names a trainer."""
+    """A Proposal, Ballot, CutOff or Vouch that this peer signed in a round. The `tag` of a Vouch also contains a trainer."""
 
     tag: str
     job: bytes
     round: int
     signed: Signed
-    accepted: tuple[Signed, ...] = ()  # others' proposals that a Ballot accepts, which are stored with it
+    accepted: tuple[Signed, ...] = ()  # other trainers' proposals that a Ballot accepts, which are stored with the ballot
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class StoredBlock:
 
 @dataclass(frozen=True, slots=True)
 class StoredCertificate:
-    """The highest prepare certificate of the undecided height. It replaces the former record."""
+    """The highest prepare certificate of the undecided height. The record replaces the former one."""
 
     height: int
     certificate: Certificate
@@ -55,7 +56,7 @@ class StoredCertificate:
 
 @dataclass(frozen=True, slots=True)
 class DecidedBlock:
-    """The decision of `height`. After it is durable, the executor applies the block and returns `AppliedInput`."""
+    """The decision of `height`. When the record is durable, the executor applies the block and returns `AppliedInput`."""
 
     height: int
     digest: bytes
@@ -68,7 +69,10 @@ class DecidedBlock:
 
 @dataclass(frozen=True, slots=True)
 class VotePause:
-    """The journal lacks own statements that another peer returned. This voter signs nothing at heights below `below`."""
+    """A record that the journal has lost own statements, which another peer returned.
+
+    This voter signs nothing at heights below `below`.
+    """
 
     below: int
 
@@ -81,13 +85,13 @@ OutgoingMessage = AgreementMessage | GossipEnvelope | GetRound | EvidenceMessage
 
 @dataclass(frozen=True, slots=True)
 class SendMessage:
-    to: tuple[bytes, ...] | None  # None: every link; a peer without a link misses the message
+    to: tuple[bytes, ...] | None  # receivers; None: all connected peers. A peer without a link misses the message
     message: OutgoingMessage
 
 
 @dataclass(frozen=True, slots=True)
 class SendDecisions:
-    """Send the decisions of `first`, `first + 1`, …: at most `count`, as far as the journal has them."""
+    """Effect: send at most `count` decisions from height `first` on, as far as the journal has them."""
 
     to: bytes
     first: int
@@ -96,7 +100,7 @@ class SendDecisions:
 
 @dataclass(frozen=True, slots=True)
 class SendBlock:
-    """Send the bytes of an undecided block if the journal has them."""
+    """Effect: send the bytes of an undecided block, if the journal has them."""
 
     to: bytes
     height: int
@@ -105,7 +109,7 @@ class SendBlock:
 
 @dataclass(frozen=True, slots=True)
 class PeerFault:
-    """A message of `peer` violates the protocol: close its link and count the reason."""
+    """Effect: close the link to `peer`, because a message of that peer violates the protocol, and count the reason."""
 
     peer: bytes
     error: RemoteProtocolError
@@ -113,11 +117,12 @@ class PeerFault:
 
 @dataclass(frozen=True, slots=True)
 class StepEffects:
-    records: tuple[JournalRecord, ...] = ()  # must be durable before any message is sent
+    records: tuple[JournalRecord, ...] = ()  # records that must be durable before any message is sent
     sends: tuple[SendMessage | SendDecisions | SendBlock, ...] = ()
-    deadline: float | None = None  # time of the next `TickInput`; replaces the former deadline
+    deadline: float | None = None  # time at which a `TickInput` is due; it replaces the former deadline
     faults: tuple[PeerFault, ...] = ()
-    # own round messages that other peers returned; if the journal lacks one, this peer signs nothing more in its round
+    # Own messages of rounds that other peers returned. If the journal lacks one of them, this peer signs nothing more in that
+    # round.
     remembered_round_messages: tuple[Signed, ...] = ()
 
     @property
@@ -130,7 +135,7 @@ class StepEffects:
 
 
 def merge_effects(turns: Sequence[StepEffects], deadline: float | None) -> StepEffects:
-    """Merge the effects of consecutive steps, so that one fsync suffices."""
+    """Merge the effects of consecutive steps, so that one fsync makes all their records durable."""
     return StepEffects(
         tuple(record for turn in turns for record in turn.records),
         tuple(send for turn in turns for send in turn.sends),
@@ -144,19 +149,19 @@ def merge_effects(turns: Sequence[StepEffects], deadline: float | None) -> StepE
 class RestartState:
     """The part of the journal that a replica needs to continue after a restart."""
 
-    decided: tuple[DecidedBlock, ...] = ()  # the last two decided heights and all that are not applied, ascending
+    decided: tuple[DecidedBlock, ...] = ()  # decisions of the last two heights and of all heights that are not applied, ascending
     votes: tuple[OwnStatement, ...] = ()  # own statements above the last decided height
     blocks: tuple[StoredBlock, ...] = ()  # undecided blocks above the last decided height
-    prepared: Certificate | None = None  # the highest certificate above the last decided height
+    prepared: Certificate | None = None  # the highest prepare certificate above the last decided height
     evidence: tuple[Evidence, ...] = ()
-    no_votes_below: int = 0  # the highest `VotePause`
+    no_votes_below: int = 0  # the highest `below` of all `VotePause` records
 
 
 NEVER_VOTED = RestartState()
 
 
 class Journal(Protocol):
-    """Durable memory of one replica. Records of decided heights may be dropped, except decisions and evidence."""
+    """The durable memory of one replica. Records of decided heights may be dropped, except decisions and evidence."""
 
     def append_records(self, records: Sequence[JournalRecord]) -> None:
         """Make all records durable, or none. After a `StorageError` the peer stops without sending anything."""
@@ -166,11 +171,14 @@ class Journal(Protocol):
     def get_decision(self, height: int) -> DecidedBlock | None: ...
 
     def get_block(self, digest: bytes) -> bytes | None:
-        """Return the bytes of an undecided block, or None if they are not stored."""
+        """Return the bytes of an undecided block, or None if the journal does not have them."""
 
 
 def load_restart_state(journal: Journal, applied: int) -> RestartState:
-    """Read the restart state with all unapplied decided blocks. The replica must compare the state of each with its own."""
+    """Return the restart state with all decided blocks that are not applied.
+
+    The caller must compare their states with its own.
+    """
     restart = journal.read_restart_state()
     first_held = restart.decided[0].height if restart.decided else 0
     waiting = [journal.get_decision(height) for height in range(applied + 1, first_held)]
@@ -179,11 +187,14 @@ def load_restart_state(journal: Journal, applied: int) -> RestartState:
 
 class MessageSender(Protocol):
     def send(self, to: tuple[bytes, ...] | None, message: OutgoingMessage) -> None:
-        """Queue a message for each peer in `to` that has a link; None: for all links. Never blocks."""
+        """Queue a message for each peer in `to` that has a link. None: for all links. Never blocks."""
 
 
 def persist_effects(turn: StepEffects, journal: Journal) -> tuple[SendMessage, ...]:
-    """Write the records and read the requested blocks: all disk access of a step. The returned messages may then be sent."""
+    """Write the records and read the requested blocks, which is all disk access of a step.
+
+    Return the messages that may now be sent.
+    """
     if turn.records:
         journal.append_records(turn.records)
     sends: list[SendMessage] = []
@@ -203,13 +214,13 @@ def send_messages(sends: Iterable[SendMessage], outlet: MessageSender) -> None:
 async def execute_effects_in_thread(
     turn: StepEffects, journal: Journal, outlet: MessageSender, run_in_thread: Callable[..., Awaitable[Any]]
 ) -> None:
-    """Execute a step's effects without blocking: `run_in_thread(function, *arguments)` does the disk access, if there is any."""
+    """Execute a step's effects without blocking. `run_in_thread(function, *arguments)` does any disk access."""
     needs_disk = bool(turn.records) or not all(isinstance(send, SendMessage) for send in turn.sends)
     send_messages(await run_in_thread(persist_effects, turn, journal) if needs_disk else persist_effects(turn, journal), outlet)
 
 
 def read_requested_blocks(wanted: SendDecisions | SendBlock, journal: Journal) -> Iterable[SendMessage]:
-    """Yield the requested block or decisions, as far as the journal has them. Reads the disk."""
+    """Yield the requested block or decisions as messages, as far as the journal has them. Reads the disk."""
     if isinstance(wanted, SendBlock):
         block = journal.get_block(wanted.digest)
         if block is not None:

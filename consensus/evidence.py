@@ -1,4 +1,4 @@
-"""Evidence: two signed messages that exclude each other, since no honest peer signs both."""
+"""Evidence: two signed messages that exclude each other, because no honest peer signs both of them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Verifier, open_signed, short_id
 from protocol.messages import Ballot, Commit, CutOff, Prepare, Proposal, Propose, Timeout, Vouch
 
-AgreementStatement = Propose | Prepare | Commit | Timeout  # one of each kind per height and view
-RoundStatement = Proposal | Ballot | Vouch | CutOff  # one of each kind per round of a job; one Vouch per trainer
+AgreementStatement = Propose | Prepare | Commit | Timeout  # statements of voters, at most one of each type per height and view
+# Statements about rounds, at most one of each type per round of a job, and one Vouch per trainer.
+RoundStatement = Proposal | Ballot | Vouch | CutOff
 AGREEMENT_STATEMENT_TYPES = (Propose, Prepare, Commit, Timeout)
 STATEMENT_TYPES = (*AGREEMENT_STATEMENT_TYPES, Proposal, Ballot, Vouch, CutOff)
 
@@ -28,7 +29,7 @@ class Evidence:
 
 
 def are_conflicting(first: AgreementStatement | RoundStatement, second: AgreementStatement | RoundStatement) -> bool:
-    """Return whether no honest peer signs both. The order of the arguments does not matter."""
+    """Return whether no honest peer signs both of these statements. Their order does not matter."""
     if isinstance(first, RoundStatement) or isinstance(second, RoundStatement):
         return type(first) is type(second) and _doubled(first, second)  # type: ignore[arg-type]
     if first.height != second.height or first.voters != second.voters:
@@ -36,7 +37,8 @@ def are_conflicting(first: AgreementStatement | RoundStatement, second: Agreemen
     if type(first) is type(second):
         return first.view == second.view and first != second
     if isinstance(first, Commit) and isinstance(second, Timeout):
-        # A voter that commits in a view holds a prepare certificate of it. Its later timeouts name that one or a higher one.
+        # A voter that commits in a view has a prepare certificate of that view. Its later timeouts name this certificate or a
+        # higher one.
         return second.view >= first.view > second.high_view
     return isinstance(second, Commit) and isinstance(first, Timeout) and are_conflicting(second, first)
 
@@ -45,7 +47,8 @@ def _doubled(first: RoundStatement, second: RoundStatement) -> bool:
     if (first.job, first.round) != (second.job, second.round):
         return False
     if isinstance(first, Vouch) and isinstance(second, Vouch):
-        # Two vouches may repeat one verdict, but repetitions could fill a block. So one voter vouches for each trainer once.
+        # Two vouches could repeat one verdict without contradiction, but repetitions could fill a block. Therefore one voter
+        # vouches for each trainer only once.
         named = {judgement.trainer for judgement in first.judgements}
         return first != second and any(judgement.trainer in named for judgement in second.judgements)
     return first != second

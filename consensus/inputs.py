@@ -1,4 +1,4 @@
-"""The inputs of a replica, and the application that it calls."""
+"""The inputs of a replica, and the interface of the application that the replica calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from protocol.messages import (
     Vote,
 )
 
-HeightMessage = ProposeEnvelope | Vote | TimeoutEnvelope | Prepared | ViewEnded  # messages of one height
+HeightMessage = ProposeEnvelope | Vote | TimeoutEnvelope | Prepared | ViewEnded  # messages that concern one height
 AgreementMessage = (
     HeightMessage | Decision | Status | GetDecisions | GetBlock | BlockBytes | GetRememberedStatements | RememberedStatements
 )
@@ -30,7 +30,7 @@ AgreementMessage = (
 
 @dataclass(frozen=True, slots=True)
 class MessageInput:
-    peer: bytes  # the authenticated key at the other end of the link
+    peer: bytes  # authenticated key of the peer at the other end of the link
     message: AgreementMessage
 
 
@@ -46,28 +46,29 @@ class DisconnectedInput:
 
 @dataclass(frozen=True, slots=True)
 class DuplicateIdentityInput:
-    """Another machine has proven that it holds this peer's key."""
+    """An input: another machine has proven that it has this peer's key."""
 
     address: str
 
 
 @dataclass(frozen=True, slots=True)
 class AppliedInput:
-    """The application has applied the decided block of `height` (0: the genesis)."""
+    """An input: the application has applied the decided block of `height` (0: the genesis)."""
 
     height: int
     state_root: bytes
-    voters: tuple[VoterSet, VoterSet, VoterSet]  # voters of `height`, `height + 1`, `height + 2`; at the genesis the founders
+    # Voters of `height`, `height + 1` and `height + 2`; at the genesis, the founders three times.
+    voters: tuple[VoterSet, VoterSet, VoterSet]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkChangedInput:
-    """Answers of `Application` may have changed."""
+    """An input: answers of the `Application` may have changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TickInput:
-    """The deadline of the last step has passed."""
+    """An input: the deadline of the last step has passed."""
 
 
 ReplicaInput = (
@@ -76,31 +77,38 @@ ReplicaInput = (
 
 
 class Application(Protocol):
-    """The ledger, as a replica calls it. Calls run inside a step and must be quick. They refer to the last `AppliedInput`."""
+    """The interface of the ledger for a replica.
+
+    Calls run inside a step and must be quick. They refer to the last `AppliedInput`.
+    """
 
     def make_body(self, height: int, now_ms: int) -> bytes | None:
         """Make a body for a block at `height`, of at most `block.BODY_BYTES_MAX` bytes. None: no block is due."""
 
     def why_body_refused(self, height: int, body: bytes, proposer: bytes) -> str | None:
-        """Return why a fresh body must not be prepared, or None. The replica asks again after `WorkChangedInput`."""
+        """Return why a fresh body must not be prepared, or None. The replica repeats the call after `WorkChangedInput`."""
 
     def has_work(self) -> bool:
-        """Return whether a block is due, so that `make_body` returns one. A view timer runs while it is."""
+        """Return whether a block is due, so that `make_body` returns one. A view timer runs while a block is due."""
 
     def make_compact_body(self, body: bytes) -> bytes:
-        """Replace messages that other voters should hold by their digests. The result depends on the body alone."""
+        """Return the compact form of a body, with digests in place of messages that other voters should already have.
+
+        The result depends on the body alone.
+        """
 
     def expand_body(self, short: bytes) -> bytes | None:
-        """Restore the body from its compact form. None: a message is missing; the replica asks again after `WorkChangedInput`.
+        """Restore the body from its compact form. Raises `RemoteProtocolError` if `short` is not a valid compact form.
 
-        Raises `RemoteProtocolError` if `short` is not a valid compact form. The caller checks the digest of the body.
+        None: a message is missing. The replica repeats the call after `WorkChangedInput`. The caller checks the digest of the
+        body.
         """
 
     def is_member(self, peer: bytes) -> bool:
-        """Return whether a peer is a member. The leader sends it decided blocks, which a stranger must request."""
+        """Return whether a peer is a member. A leader sends decided blocks to members. Strangers must request them."""
 
     def last_supported_height(self) -> int | None:
         """Return the last height whose blocks this program can judge, or None. A voter signs nothing above it."""
 
     def statements_signed_by(self, peer: bytes) -> tuple[Signed, ...]:
-        """Return the peer's statements of rounds that are open here or may open soon. Its own disk may have lost them."""
+        """Return the peer's statements about rounds that are open or may open soon. The peer's own disk may have lost them."""

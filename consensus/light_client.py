@@ -2,7 +2,7 @@
 
 A client knows the voter set of one height, from the genesis or from its own decided blocks. A header in which the set changes
 is a link to the next set, and a chain of links proves the voters of a later height. Retired voters could still sign another
-chain from the heights at which they voted. So a new peer also trusts one recent block, and accepts only chains through it.
+chain from the heights at which they voted. A new peer therefore also trusts one recent block, and accepts only chains through it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from protocol.messages import Certificate, Commit, LightBlock
 
 @dataclass(frozen=True, slots=True)
 class TrustedBlock:
-    """A decided block that is trusted without proof."""
+    """A decided block that a client trusts without proof."""
 
     height: Count
     digest: Digest
@@ -35,7 +35,10 @@ class VerifiedHeader:
 
 
 def make_light_block(decided: DecidedBlock, next_voters: VoterSet) -> LightBlock | None:
-    """Make the link from this block to `next_voters`. None: the voters do not change, or the block names another set."""
+    """Return the light block that links this block to `next_voters`.
+
+    None: the voter set does not change, or the block names another set.
+    """
     header = make_header(decided.decode())
     if header.voters == header.next_voters or header.next_voters != next_voters.hash:
         return None
@@ -43,7 +46,10 @@ def make_light_block(decided: DecidedBlock, next_voters: VoterSet) -> LightBlock
 
 
 class LightClient:
-    """A chain of links up to `height`. It proves that `voters` decide the next height, and later ones until another link."""
+    """A chain of links up to `height`.
+
+    It proves that `voters` decide the next height, and the heights after it until another link.
+    """
 
     def __init__(self, chain_id: bytes, verifier: Verifier, height: int, voters: VoterSet, anchor: TrustedBlock | None) -> None:
         self.height, self.voters = height, voters
@@ -56,7 +62,7 @@ class LightClient:
         return self._anchor.height if self._anchor else 0
 
     def verify_light_block(self, link: LightBlock) -> VerifiedHeader:
-        """Add one link. Raises `RemoteProtocolError` if it is invalid here, and then changes nothing."""
+        """Add one link. Raises `RemoteProtocolError` if the link does not continue the chain, and then changes nothing."""
         header, digest = decode_header(link.header), header_digest(link.header)
         if header.height <= self.height:
             raise RemoteProtocolError("bad-proof", f"height {header.height} does not follow height {self.height}")

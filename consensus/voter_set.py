@@ -1,4 +1,4 @@
-"""Voter sets and their certificates. n voters tolerate f faulty ones: any two quorums share an honest voter."""
+"""Voter sets and their certificates. n voters tolerate f faulty ones, because any two quorums share an honest voter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, Timeout, Ti
 
 V = TypeVar("V", Prepare, Commit)
 
-TIMEOUT_BYTES_MAX = 256  # body of a Timeout: unverified messages that are kept must be small
+TIMEOUT_BYTES_MAX = 256  # maximum bytes of a Timeout's body: unverified messages must be small while they wait
 
 
 def faults_tolerated(n: int) -> int:
@@ -31,9 +31,9 @@ def quorum(n: int) -> int:
 
 @dataclass(frozen=True)
 class VoterSet:
-    """The voters of one height. `VoterSet.from_keys` sorts the keys."""
+    """The voters of one height, as ascending keys. `VoterSet.from_keys` sorts the keys."""
 
-    keys: tuple[bytes, ...]  # ascending
+    keys: tuple[bytes, ...]  # keys of the voters, ascending
 
     @classmethod
     def from_keys(cls, keys: Iterable[bytes]) -> VoterSet:
@@ -67,7 +67,7 @@ class VoterSet:
 
 
 def verify_certificate(certificate: Certificate, kind: type[V], voters: VoterSet, chain_id: bytes, verifier: Verifier) -> V:
-    """Return the vote that a quorum of `voters` signed. Raises `RemoteProtocolError` if the certificate does not prove that."""
+    """Return the vote that a quorum of `voters` signed. Raises `RemoteProtocolError` if there is no such quorum."""
     vote = codec.decode_message(certificate.vote, (kind,))
     if vote.voters != voters.hash:
         raise RemoteProtocolError("foreign-voters", f"certificate of a different voter set at height {vote.height}")
@@ -83,14 +83,14 @@ def verify_certificate(certificate: Certificate, kind: type[V], voters: VoterSet
 
 
 def covers_timeout(high: Prepare | None, timeout: Timeout) -> bool:
-    """Return whether `high` covers `timeout`: it is the prepare certificate that the timeout names, or of a higher view."""
+    """Return whether the prepare certificate `high` covers `timeout`, which names this certificate or one of a lower view."""
     if high is None:
         return timeout.high_view == NO_VIEW
     return high.view > timeout.high_view or (high.view, high.block) == (timeout.high_view, timeout.high_block)
 
 
 def check_timeout_sizes(certificate: TimeoutCertificate) -> None:
-    """Raise `RemoteProtocolError` if a timeout is too large. The type `Signed` alone allows the size of a message."""
+    """Raise `RemoteProtocolError` if a timeout is too large. The type `Signed` alone would allow timeouts of a message's size."""
     size = max(len(signed.body) for signed in certificate.timeouts)
     if size > TIMEOUT_BYTES_MAX:
         raise RemoteProtocolError("oversized", f"a timeout of {size} bytes, at most {TIMEOUT_BYTES_MAX} are allowed")
@@ -99,7 +99,7 @@ def check_timeout_sizes(certificate: TimeoutCertificate) -> None:
 def verify_timeout_certificate(
     certificate: TimeoutCertificate, height: int, view: int, voters: VoterSet, chain_id: bytes, verifier: Verifier
 ) -> Prepare | None:
-    """Return the vote for the block that the leader of `view + 1` must propose again. None: any block.
+    """Return the vote for the block that the leader of `view + 1` must propose again. None: it may propose any block.
 
     Raises `RemoteProtocolError` if the certificate is invalid.
     """

@@ -1,4 +1,7 @@
-"""Jobs in the ledger. Specifications and models are opaque here."""
+"""Jobs in the ledger: their queue, rounds, records of members, anchors and rollbacks.
+
+Specifications and models are opaque here.
+"""
 
 from __future__ import annotations
 
@@ -34,49 +37,54 @@ from protocol.verdicts import ABSENT
 from rounds.round_state import RoundResult
 from rounds.round_terms import RoundTerms
 
-RUNNING_MAX = 8  # jobs with open rounds at once: each costs every peer a model in memory
-# Finished jobs stay in the state for `jobs` and `sample`. Older ones remain in the blocks.
+RUNNING_MAX = 8  # jobs with open rounds at once: each one costs every peer the memory of a model
+# Finished jobs with training that stay in the state, for the commands `jobs` and `sample`. Older jobs remain in the blocks.
 TRAINED_KEPT_MAX = 32
-UNTRAINED_KEPT_MAX = 16  # finished jobs that trained nothing; they are free, so anybody can start many
-WINDING_UP_MAX = 16  # finished jobs with open audits; in excess of this, audits end early (`ledger.audits.state_machine`)
+UNTRAINED_KEPT_MAX = 16  # finished jobs without training that stay in the state: they cost nothing, so any member can start many
+WINDING_UP_MAX = 16  # finished jobs with open audits: beyond this number, audits end early (`ledger.audits.state_machine`)
 BASES_MAX = 8  # finished jobs that stay because other jobs start from or read their models: each costs every disk a model
-PLANNED_MAX = 12  # finished or paused jobs that stay because modules will start others from them, or resume them
-REPLAYED_MAX = 2 * WINDING_UP_MAX  # finished jobs that stay for replays of those audits: at most a base and a read model each
-# All running jobs may end at once.
+PLANNED_MAX = 12  # finished or paused jobs that stay because modules will resume them, or start other jobs from them
+# Finished jobs that stay to replay jobs with open audits: at most one base and one read model for each.
+REPLAYED_MAX = 2 * WINDING_UP_MAX
+# Maximum number of finished jobs in the state. All running jobs may end in one block.
 FINISHED_KEPT_MAX = TRAINED_KEPT_MAX + UNTRAINED_KEPT_MAX + WINDING_UP_MAX + BASES_MAX + PLANNED_MAX + REPLAYED_MAX + RUNNING_MAX
-assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # that many can end in one block, and none is forgotten in that block
+assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # so many may end in one block, which must not forget any of them
 QUEUE_MAX = 32  # jobs that wait for their turn: each is a specification of up to 256 KiB in every state
-QUEUE_PER_MEMBER_MAX = 4  # no member can fill the queue alone
-TIMEOUT_DOUBLINGS_MAX = 6  # doublings of the time for re-execution, after rounds that could not be judged in time
-MISSED_VOUCHES_MAX = 3  # consecutive closed rounds in which a re-executor was called and did not vouch; then it is called last
-CALLED_LAST_ROUNDS = 20  # duration of being called last
-WRONG_VOUCHES_MAX = 3  # per WRONG_VOUCH_ROUNDS; after that many, the re-executor is not called for `suspension_rounds`
+QUEUE_PER_MEMBER_MAX = 4  # queued jobs of one member, which therefore cannot fill the queue alone
+TIMEOUT_DOUBLINGS_MAX = 6  # doublings of the time for re-execution, one for each round that could not be judged in time
+MISSED_VOUCHES_MAX = 3  # consecutive closed rounds in which a re-executor was asked and did not vouch, before it is asked last
+CALLED_LAST_ROUNDS = 20  # rounds in which a re-executor that missed vouches is asked last
+WRONG_VOUCHES_MAX = 3  # false vouches in WRONG_VOUCH_ROUNDS, after which a re-executor is not asked for `suspension_rounds`
 WRONG_VOUCH_ROUNDS = 20
-INVALID_UPDATES_MAX = 3  # per INVALID_UPDATE_ROUNDS; after that many, the trainer is suspended: each costs over f re-executions
+# False updates in INVALID_UPDATE_ROUNDS, after which a trainer is suspended: each costs over f re-executions.
+INVALID_UPDATES_MAX = 3
 INVALID_UPDATE_ROUNDS = 20
-NO_PROGRESS_ROUNDS = 8  # consecutive rounds with only refused updates, which end the job: chance or a warm-up is shorter
-SUSPENSION_DOUBLINGS_MAX = 10  # doublings of a suspension: 1024 times the first one is permanent, and round numbers stay small
+NO_PROGRESS_ROUNDS = 8  # consecutive rounds with only refused updates, which end a job: bad luck and a warm-up are shorter
+# Doublings of a trainer's suspension: 1024 times the first one is nearly permanent, and round numbers stay small.
+SUSPENSION_DOUBLINGS_MAX = 10
 
 
 @dataclass(frozen=True, slots=True)
 class AuditTerms:
-    """Terms of audits after the round."""
+    """Terms of sampled audits in a job's specification."""
 
-    rate: float  # `rate` × `auditors` is the average number of re-executors that are drawn for a proposal
+    rate: float  # average number of re-executors that are drawn for a proposal, divided by `auditors`
     auditors: int
-    window: int  # rounds in which a proposal may be reported and judged
-    suspension_rounds: int  # duration of the first suspension; each further one doubles it
-    # Times over the slowest link of a trainer. 0: windows are counted in rounds alone.
-    response_ms: int = 0  # time to the first byte, for any size
-    serving_ms_per_reexecutor: int = 0  # time to send the data that one re-executor downloads for a proposal
-    closing: int = 0  # last rounds of the job, re-executed before the ballot, so that its end need not wait for their audits
+    window: int  # number of rounds in which auditors may report on a proposal and judge it
+    suspension_rounds: int  # rounds of a trainer's first suspension; each further suspension is twice as long
+    # Times of a proposal's trainer with the slowest allowed link. 0: windows depend on rounds alone.
+    response_ms: int = 0  # ms until the first byte of an answer arrives, for any size
+    serving_ms_per_reexecutor: int = 0  # ms to send the data that one re-executor downloads for a proposal
+    closing: int = 0  # number of last rounds with re-execution before the ballot, so that the job's end need not wait for audits
 
     def served_ms(self, reexecutors: int) -> int:
-        """Return the time in ms in which the slowest link serves a proposal to all other re-executors of its round."""
+        """Return the time in ms in which a trainer with the slowest allowed link serves its proposal to all other re-executors of
+        the round.
+        """
         return self.response_ms + self.serving_ms_per_reexecutor * max(1, reexecutors - 1)
 
     def window_ms(self, reexecutors: int) -> int:
-        """Return the minimum time in ms for reports and verdicts: the proposal is served, and then the answers arrive."""
+        """Return the minimum length of an audit window in ms: time to serve the proposal's data, and time for the answers."""
         return self.served_ms(reexecutors) + self.response_ms
 
 
@@ -97,28 +105,29 @@ class JobTerms:
     objective: str
     rounds: int
     audited: bool  # whether all updates are re-executed before the ballot
-    needs_worker: bool  # only voters that train can re-execute; otherwise every voter can
-    proposal_seconds: float  # maximum wait of a round for proposals
-    audits: AuditTerms | None = None  # terms of sampled audits; with them, `audited` is False
+    needs_worker: bool  # True: only voters that train can re-execute; False: every voter can
+    proposal_seconds: float  # maximum time in seconds for which a round waits for proposals
+    audits: AuditTerms | None = None  # terms of sampled audits, which exclude `audited`; None: no sampled audits
     base: ModelReference | None = None
-    start: bytes | None = None  # digest of the initial parameters, if they do not come from a job
-    read: ModelReference | None = None  # another finished job, whose model all trainers of this one read
-    requires: tuple[ModuleVersion, ...] = ()  # the network must run these modules, in these versions or later ones
-    parameters: int = 0  # number of parameters of its model
-    suspension_rounds: int = 20  # suspension after false vouches, and after updates found false before votes
-    anchor_rounds: int = 8  # number of rounds between anchors
-    role: str = TRAINER  # members with this role train if the job needs a worker, and the voters among them re-execute
+    start: bytes | None = None  # digest of the initial parameters, unless the job starts from another job's model
+    read: ModelReference | None = None  # final model of another job that all trainers of this job read
+    requires: tuple[ModuleVersion, ...] = ()  # modules that the network must run, each in this version or a later one
+    parameters: int = 0  # number of parameters of the job's model
+    # Rounds of a suspension for false vouches, or for updates that were found false before the ballot.
+    suspension_rounds: int = 20
+    anchor_rounds: int = 8  # rounds between two anchors
+    role: str = TRAINER  # role of the members that train if the job needs a worker; voters among them re-execute
 
     @property
     def is_reexecuted(self) -> bool:
         return self.audited or self.audits is not None
 
     def is_audited(self, taken: int) -> bool:
-        """Return whether proposals are re-executed before the ballot in the round after `taken` rounds."""
+        """Return whether updates are re-executed before the ballot in the round that follows `taken` rounds of the model."""
         return self.audited or (self.audits is not None and self.rounds - taken <= self.audits.closing)
 
 
-Record = TypeVar("Record")  # record of one member in one job
+Record = TypeVar("Record")  # type of a member's record in one job
 
 
 class JobSpecRules(Protocol):
@@ -134,24 +143,27 @@ class JobSpecRules(Protocol):
 
 class JobPhase(enum.StrEnum):
     RUNNING = "running"
-    PAUSED = "paused"  # between two rounds; none is open
-    SETTLING = "settling"  # all rounds are closed, but audits may still undo some
+    PAUSED = "paused"  # the job waits between two rounds, and no round is open
+    SETTLING = "settling"  # all rounds are closed, but audits may still undo some of them
     FINISHED = "finished"
 
 
 @dataclass(frozen=True, slots=True)
 class VouchRecord:
-    """A re-executor's record in one job, from its round certificates. Numbers are rounds."""
+    """A re-executor's record in one job, made from round certificates. Its numbers are numbers of rounds."""
 
-    # consecutive closed rounds in which it was called and did not vouch
+    # Number of consecutive closed rounds in which the re-executor was asked and did not vouch.
     missed_vouches: Annotated[int, Between(0, MISSED_VOUCHES_MAX)] = 0
-    assigned_last_until: Count = 0  # first round in which it is no longer called last
-    # the last rounds in which it vouched falsely
+    assigned_last_until: Count = 0  # first round in which the re-executor is no longer asked last
+    # Last rounds in which the re-executor vouched falsely.
     wrong_vouch_rounds: Annotated[tuple[Count, ...], Length(0, WRONG_VOUCHES_MAX)] = ()
-    suspended_until: Count = 0  # first round in which it is called again
+    suspended_until: Count = 0  # first round in which the re-executor is asked again
 
     def after_round(self, round: int, is_false: bool, is_silent: bool, suspension_rounds: int) -> VouchRecord:
-        """Return the record after a closed round in which the voter was asked to re-execute an accepted proposal, or vouched."""
+        """Return the record after a closed round.
+
+        In that round, the voter vouched or was asked to re-execute an accepted proposal.
+        """
         silences = self.missed_vouches + 1 if is_silent else 0
         recent = tuple(of for of in self.wrong_vouch_rounds if of + WRONG_VOUCH_ROUNDS > round) + (round,) * is_false
         record = replace(self, missed_vouches=silences, wrong_vouch_rounds=recent)
@@ -169,17 +181,17 @@ class VouchRecord:
 
 @dataclass(frozen=True, slots=True)
 class TrainerRecord:
-    """A trainer's record in one job, from rounds with re-execution before the ballot. Numbers are rounds."""
+    """A trainer's record in one job, from rounds with re-execution before the ballot. Its numbers are numbers of rounds."""
 
-    # the last rounds with a false update
+    # Last rounds in which the trainer's update was found false.
     invalid_update_rounds: Annotated[tuple[Count, ...], Length(0, INVALID_UPDATES_MAX)] = ()
-    suspended_until: Count = 0  # first round in which it trains again
+    suspended_until: Count = 0  # first round in which the trainer trains again
     suspensions: Annotated[int, Between(0, SUSPENSION_DOUBLINGS_MAX)] = 0
 
     def after_invalid_update(self, round: int, suspension_rounds: int) -> TrainerRecord:
-        """Return the record after a closed round in which its update was found false.
+        """Return the record after a closed round in which the trainer's update was found false.
 
-        A suspended trainer may train if no other one does. Its suspension is then not extended.
+        A suspended trainer may train if no other trainer does. Its suspension is not extended for updates of that time.
         """
         if self.suspended_until > round:
             return self
@@ -190,7 +202,10 @@ class TrainerRecord:
         return TrainerRecord(suspended_until=until, suspensions=times)
 
     def is_expired(self, round: int) -> bool:
-        """Return whether the record may be deleted. One with suspensions stays, because it sets the length of the next one."""
+        """Return whether the record may be deleted.
+
+        A record with suspensions stays, because it sets the length of the next suspension.
+        """
         return not self.suspensions and all(of + INVALID_UPDATE_ROUNDS <= round for of in self.invalid_update_rounds)
 
 
@@ -202,42 +217,44 @@ class Job:
     spec: Annotated[bytes, Length(1, TRANSACTION_BYTES_MAX)]
     name: Name
     author: Key
-    started_height: Count  # height of the block that started it
+    started_height: Count  # height of the block that started the job
     rounds: Count
     phase: JobPhase
-    round: Count  # the round that starts from the present model: the open one, or else the next one
-    opened_height: Count  # height of the block that opened or renewed the round, or paused or ended the job
+    round: Count  # number of the round that starts from the present model: the open round, or else the next one
+    opened_height: Count  # height of the block that opened or renewed the round, or that paused or ended the job
     model_root: Digest
     fully_audited: bool  # whether all updates of the open round are re-executed before the ballot
-    voters: TrainerKeys  # members of the open round, as in the next three fields
-    reexecutors: TrainerKeys  # voters that can re-execute; empty in a job without re-execution
+    # Members of the open round: its voters, and in the next three fields its re-executors, trainers and awaited trainers.
+    voters: TrainerKeys
+    reexecutors: TrainerKeys  # voters that can re-execute; empty if the job has no re-execution
     trainers: TrainerKeys
     awaited: TrainerKeys
-    base_job: Digest | None = None  # job whose model it started from; that job stays while this one runs
-    stop_requests: TrainerKeys = ()  # voters that request its end
+    base_job: Digest | None = None  # job from whose model this job started, and which stays in the state while this job runs
+    stop_requests: TrainerKeys = ()  # voters that request the job's end
     timeout_doublings: Annotated[int, Between(0, TIMEOUT_DOUBLINGS_MAX)] = 0
-    # Counts over all rounds, in which more members may train than in one round.
+    # Numbers of updates in all rounds of the job, by trainer. More members may train in all rounds together than in one round.
     accepted: Annotated[dict[Key, Count], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
     rejected: Annotated[dict[Key, dict[Name, Count]], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
-    # Trainers of the open round that rotated during it: former key -> next key, which is also a trainer.
+    # Rotated keys of the open round's trainers: former key -> next key, which is also in `trainers`.
     successors: Annotated[dict[Key, Key], Length(0, TRAINERS_MAX)] = field(default_factory=dict)
-    # Trainers of the open round whose member votes in it with another key: key of the trainer -> key of the voter.
+    # Trainers of the open round whose member votes with another key: key of the trainer -> key of the voter.
     voting_keys: Annotated[dict[Key, Key], Length(0, TRAINERS_MAX)] = field(default_factory=dict)
     vouch_records: Annotated[dict[Key, VouchRecord], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
     trainer_records: Annotated[dict[Key, TrainerRecord], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
-    rounds_in_model: Count = 0  # rounds of the model's history, without undone ones
-    anchors: ModelAnchors = ()  # ascending: the newest final one, and those after it
+    rounds_in_model: Count = 0  # number of rounds in the model's history, without undone rounds
+    anchors: ModelAnchors = ()  # in ascending order of rounds: the newest final anchor, and all anchors after it
     undone_rounds: Annotated[tuple[UndoneRounds, ...], Length(0, UNDONE_KEPT)] = ()
-    # members whose updates are re-executed before the ballot
+    # Members that were convicted in this job, whose updates are re-executed before the ballot.
     distrusted_members: Annotated[tuple[Key, ...], Length(0, MEMBERS_MAX)] = ()
-    trainers_to_vouch_for: TrainerKeys = ()  # trainers of the open round to vouch for, if it is not `fully_audited`
-    # Voter -> requested anchor of a rollback, given by the round that began with it.
+    # Trainers of the open round whose updates are re-executed, unless it is `fully_audited`.
+    trainers_to_vouch_for: TrainerKeys = ()
+    # Voter -> anchor to which it requests a rollback, given by the round that began with the anchor.
     rollback_requests: Annotated[dict[Key, Count], Length(0, VOTERS_MAX)] = field(default_factory=dict)
-    # refused rounds since the last accepted update or rollback
+    # Number of refused rounds since the last accepted update or the last rollback.
     refused_rounds: Annotated[int, Between(0, NO_PROGRESS_ROUNDS)] = 0
 
     def with_model(self, root: bytes, is_anchor: bool) -> Job:
-        """Return the job with this model for its open round."""
+        """Return the job with the model of this root for its open round, and with a new anchor if this model is one."""
         anchors = (*self.anchors, ModelAnchor(self.round, self.rounds_in_model, root)) if is_anchor else self.anchors
         return replace(self, model_root=root, anchors=anchors)
 
@@ -248,7 +265,7 @@ class Job:
 
     @property
     def last_rollback(self) -> int:
-        """Height of the last rollback; 0: there was none."""
+        """Height of the block with the job's last rollback; 0: there was none."""
         return self.undone_rounds[-1].height if self.undone_rounds else 0
 
     @property
@@ -263,24 +280,27 @@ class Job:
 
     @property
     def failed_rounds(self) -> int:
-        """Number of refused rounds if the job failed; otherwise 0."""
+        """Number of refused rounds if the job ended without progress; otherwise 0."""
         if self.made_no_progress:
             return NO_PROGRESS_ROUNDS
         return self.rounds if self.is_done and not self.accepted else 0
 
     @property
     def rejections(self) -> dict[str, int]:
-        """Return verdict -> number of updates, over all trainers."""
+        """Return verdict -> number of rejected updates, over all trainers."""
         return dict(sum(map(Counter, self.rejected.values()), Counter[str]()))
 
     @property
     def last_closed(self) -> int:
-        """The last closed round of a job that is over, undone or not."""
+        """Number of the last closed round of a job that is over, even if a rollback has undone that round."""
         return max((self.round - 1, *(undone.last for undone in self.undone_rounds)))
 
     @property
     def suspended_trainers(self) -> dict[bytes, int]:
-        """Member -> the first round in which it trains again, after false updates that were found before the ballot."""
+        """Member -> the first round in which the member trains again after its suspension.
+
+        Only suspensions for updates that were found false before the ballot are included.
+        """
         untils = {key: record.suspended_until for key, record in self.trainer_records.items()}
         trains = () if self.phase is JobPhase.PAUSED else self.trainers
         return {key: until for key, until in untils.items() if until > self.round and key not in trains}
@@ -305,22 +325,22 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A decided job that waits in the queue."""
+    """A job that the ledger has accepted, and that waits to be started."""
 
     job: Digest
     spec: Annotated[bytes, Length(1, TRANSACTION_BYTES_MAX)]
     name: Name
     author: Key
-    since: Count  # height of the decision
+    since: Count  # height of the block with the transaction that started the job
     base_job: Digest | None = None
-    stop_requests: TrainerKeys = ()  # voters that request its removal from the queue
-    start_model_holders: TrainerKeys = ()  # voters that hold its initial parameters and found no fault with them
+    stop_requests: TrainerKeys = ()  # voters that request the job's removal from the queue
+    start_model_holders: TrainerKeys = ()  # voters that have the job's initial parameters and checked them
 
 
 @dataclass(frozen=True, slots=True)
 class JobsState:
     jobs: Annotated[dict[Digest, Job], Length(0, RUNNING_MAX + FINISHED_KEPT_MAX)] = field(default_factory=dict)
-    queue: Annotated[tuple[QueuedJob, ...], Length(0, QUEUE_MAX)] = ()  # jobs in the order of their decisions
+    queue: Annotated[tuple[QueuedJob, ...], Length(0, QUEUE_MAX)] = ()  # queued jobs in the order of their transactions
 
     def unfinished(self) -> dict[bytes, Job]:
         """Return the running, paused and settling jobs."""
@@ -339,30 +359,30 @@ class StartJob:
 
 @dataclass(frozen=True, slots=True)
 class StopJob:
-    """`job/stop`: end a job and abandon its open round. The author can do it alone; otherwise a quorum of voters is needed."""
+    """`job/stop`: end a job and abandon its open round. The author alone, or a quorum of voters, can end it."""
 
     job: Digest
 
 
 @dataclass(frozen=True, slots=True)
 class AttestStartModel:
-    """`job/attest-start-model`: this voter holds the initial parameters of a queued job, and they are sound."""
+    """`job/attest-start-model`: a voter's statement that it has valid initial parameters of a queued job."""
 
     job: Digest
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRollback:
-    """`job/rollback`: return the job to an anchor, by a quorum of voters."""
+    """`job/rollback`: a voter's request to return the job to an anchor. A quorum of equal requests causes the rollback."""
 
     job: Digest
-    round: Count  # round that began with the anchor; the current model's round withdraws the voter's request
-    last: Count = 0  # height of the job's last rollback that the voter knows, so that its request cannot mean undone rounds
+    round: Count  # round that began with the anchor; the round of the current model withdraws the voter's request
+    last: Count = 0  # height of the last rollback that the voter knows: a request that missed a newer rollback is refused
 
 
 SuspendedUntil = Mapping[bytes, int]  # trainer -> the first round in which it may train again
 NO_SUSPENSIONS: SuspendedUntil = MappingProxyType({})
-MODEL_ROOT_PENDING = bytes(32)  # model root of a job whose first model is made while its first block is applied
+MODEL_ROOT_PENDING = bytes(32)  # model root of a job until its first model is made, when the block that starts the job is applied
 
 
 def job_id(author: bytes, transaction: Transaction) -> bytes:
@@ -378,14 +398,15 @@ class JobFact:
 
 @dataclass(frozen=True, slots=True)
 class ClosedRound(JobFact):
-    """A fact: the block closes this round. It has the data for the model step and for display."""
+    """A fact: the block closes this round of the job. The fact has the data for the model's step and for display."""
 
     round: int
     outcome: RoundResult
-    proposals: tuple[Signed, ...]  # accepted proposals
-    ballots: tuple[bytes, ...]  # voters whose ballots were decided
-    reveals: Mapping[bytes, bytes] = field(default_factory=dict)  # voter -> nonce that its ballot reveals
-    commitments: Mapping[bytes, bytes] = field(default_factory=dict)  # voter -> commitment in its ballot
+    proposals: tuple[Signed, ...]  # accepted proposals of the round
+    ballots: tuple[bytes, ...]  # voters whose ballots are in the round certificate
+    reveals: Mapping[bytes, bytes] = field(default_factory=dict)  # voter -> nonce that the voter's ballot reveals
+    # Voter -> commitment to the voter's next nonce, from its ballot.
+    commitments: Mapping[bytes, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,14 +418,17 @@ class SuspendedTrainers(JobFact):
 
 @dataclass(frozen=True, slots=True)
 class ContestableRound(JobFact):
-    """A fact: audits may still undo this round, and no earlier one."""
+    """A fact: audits may still undo this round of the job, and no earlier round."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class RollbackDue(JobFact):
-    """A fact: an update in the model is false, or could not be audited. Without a trainer: voters asked for the rollback."""
+    """A fact: the job must return to a model before this round, because an update was false or could not be audited.
+
+    `trainer` is None if a quorum of voters requested the rollback.
+    """
 
     round: int
     reason: UndoReason
@@ -413,7 +437,10 @@ class RollbackDue(JobFact):
 
 @dataclass(frozen=True, slots=True)
 class JobRolledBack(JobFact):
-    """A fact: the job continues from this anchor in the round `round`. If the job ends there, it is the anchor's own round."""
+    """A fact: the job returns to this anchor, and continues in round `round`.
+
+    If the job ends there, `round` is the anchor's own round.
+    """
 
     anchor: ModelAnchor
     round: int
@@ -421,17 +448,17 @@ class JobRolledBack(JobFact):
 
 @dataclass(frozen=True, slots=True)
 class JobAnchored(JobFact):
-    """A fact: the model after this block is an anchor."""
+    """A fact: the job's model after this block is an anchor."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRetained(JobFact):
-    """A fact: this job must be kept, although it is over."""
+    """A fact: this job must stay in the state, although it is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobLaunch(JobFact):
-    """A fact: a module starts a job in the name of a member. If it is refused, the job does not exist after the block."""
+    """A fact: a module starts a job in the name of a member. If the job is refused, no job of this id exists after the block."""
 
     spec: bytes
     author: bytes
@@ -446,12 +473,12 @@ class JobHalt(JobFact):
 
 @dataclass(frozen=True, slots=True)
 class JobHold(JobFact):
-    """A fact: this block opens no round of this job, and does not start it from the queue. The open round may still close."""
+    """A fact: the block opens no round of this job, and does not start the job from the queue. An open round may still close."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobLastRound(JobFact):
-    """A fact: the round of this job that the block closes is its last one, although its specification has more."""
+    """A fact: the round that the block closes is the job's last one, although the job's specification has more rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,7 +493,8 @@ class JobEnded(JobFact):
 
 class JobsModule(Module[JobsState]):
     name = "jobs"
-    # A start reads all members that may train, and all jobs with their specifications.
+    # Cost of each transaction, in signature checks. A start reads all members that may train, and the specifications of all
+    # jobs.
     costs: ClassVar[Mapping[str, int]] = {"job/start": 64, "job/stop": 8, "job/attest-start-model": 8, "job/rollback": 8}
     contents: ClassVar[Mapping[str, type]] = {
         "job/start": StartJob,
@@ -495,9 +523,13 @@ class JobsModule(Module[JobsState]):
         raise AssertionError(said.content)
 
     def start_job(self, state: JobsState, view: StateReader, key: bytes, spec: bytes, author: bytes, height: int) -> JobsState:
-        """Return the state with one more job, running or queued. Raises `Refused`, or `RemoteProtocolError` for a bad `spec`."""
+        """Return the state with one more job, which runs or is queued.
+
+        Raises `Refused`, or `RemoteProtocolError` for a bad `spec`.
+        """
         members, network = view.module_state(MembersState), view.module_state(NetworkState)
-        # Every program of a network knows its modules and their parts of a specification, so all refuse the same jobs.
+        # Every program of a network knows the network's modules and their parts of a specification, so all peers refuse the
+        # same jobs.
         for wanted in self.rules.terms_of_spec(spec).requires:
             if network.module_version(wanted.name) < wanted.version:
                 needs = f"this job needs version {wanted.version} of the module {wanted.name}"
@@ -512,7 +544,10 @@ class JobsModule(Module[JobsState]):
         return self._start(state, members, key, spec, author, height)
 
     def _with_start_model_holder(self, state: JobsState, members: MembersState, key: bytes, author: bytes) -> JobsState:
-        """Add a voter that holds a queued job's initial parameters. The job starts once a quorum does. Raises `Refused`."""
+        """Add a voter that attests a queued job's initial parameters.
+
+        The job can start when a quorum has attested them. Raises `Refused`.
+        """
         waiting = next((waiting for waiting in state.queue if waiting.job == key), None)
         if waiting is None or self.rules.terms_of_spec(waiting.spec).start is None:
             raise Refused(f"no queued job {key.hex()[:8]} waits for initial parameters")
@@ -525,7 +560,7 @@ class JobsModule(Module[JobsState]):
         return replace(state, queue=tuple(line))
 
     def audit_window_ms(self, spec: bytes, members: MembersState) -> int:
-        """Return the duration in ms of a sampled audit over the slowest link; 0 without sampled audits."""
+        """Return the length of an audit window in ms for a trainer with the slowest allowed link; 0 without sampled audits."""
         terms = self.rules.terms_of_spec(spec)
         if terms.audits is None:
             return 0
@@ -570,7 +605,7 @@ class JobsModule(Module[JobsState]):
                 jobs[key] = self.open_round(
                     replace(job, phase=JobPhase.RUNNING), members, height, None, barred.get(key, NO_SUSPENSIONS)
                 )
-        # Open rounds that might never close get the present voters and trainers. The rest of such a round stays.
+        # Open rounds that might never close get the present voters and trainers. All else in such a round stays.
         for key, job in jobs.items():
             if _is_stuck(job, members):
                 jobs[key] = self._renewed(job, members, height, barred.get(key, NO_SUSPENSIONS))
@@ -597,7 +632,10 @@ class JobsModule(Module[JobsState]):
         return StateChange(replace(state, jobs=jobs), facts)
 
     def _commanded(self, state: JobsState, view: StateReader, context: BlockContext) -> JobsState:
-        """Apply other modules' commands to end and start jobs. Those modules must check the result: refusals leave no trace."""
+        """Apply the facts by which other modules end and start jobs.
+
+        These modules must check the result, because refusals are silent.
+        """
         for halt in context.facts_of(JobHalt):
             with contextlib.suppress(Refused):
                 state = _stop(state, view.module_state(MembersState), halt.job, halt.author, context.height)
@@ -607,7 +645,7 @@ class JobsModule(Module[JobsState]):
         return state
 
     def _held(self, state: JobsState) -> set[bytes]:
-        """Return the jobs whose models are in use: unfinished or queued jobs start from them, started from them or read them."""
+        """Return the finished jobs whose models are in use: unfinished or queued jobs start from these models, or read them."""
         live: tuple[Job | QueuedJob, ...] = (*state.unfinished().values(), *state.queue)
         read = {terms.read.job for terms in (self.rules.terms_of_spec(job.spec) for job in live) if terms.read is not None}
         return {job.base_job for job in live if job.base_job is not None} | read
@@ -623,7 +661,7 @@ class JobsModule(Module[JobsState]):
         if models and len(self._held(state) | models) > BASES_MAX:
             raise Refused(f"other jobs already use {BASES_MAX} models of finished jobs, the maximum: wait until one of them ends")
         job = self._made(terms, spec, author, members, height)
-        # No queued job waits for the same kind of place.
+        # No queued job waits for the same resource: jobs that need a worker wait for each other, and so do scratch jobs.
         is_alone = all(self.rules.terms_of_spec(waiting.spec).needs_worker != terms.needs_worker for waiting in state.queue)
         if self._has_place(state.jobs, terms) and is_alone and terms.start is None:
             return replace(state, jobs={**state.jobs, key: job})
@@ -638,7 +676,10 @@ class JobsModule(Module[JobsState]):
     def _require_whole(
         self, state: JobsState, named: ModelReference, what: str, spec: bytes, misfit: Callable[[bytes, bytes], str | None]
     ) -> None:
-        """Require that a model which a job names is the final model of a kept job, and fits. Raises `Refused`."""
+        """Require that a model which a job names is the final model of a finished job in the state, and is compatible.
+
+        Raises `Refused`.
+        """
         job = state.jobs.get(named.job)
         if job is None or job.phase is not JobPhase.FINISHED:
             raise Refused(f"no finished job {named.job.hex()[:8]} to {what}: `peer jobs` lists the finished jobs that are kept")
@@ -649,15 +690,18 @@ class JobsModule(Module[JobsState]):
             raise Refused(f"this job cannot {what} job {job.name!r}: {problem}")
 
     def _has_place(self, jobs: Mapping[bytes, Job], terms: JobTerms) -> bool:
-        """Return whether a job can start. Only one job with workers runs at a time; those without run beside it."""
+        """Return whether a job with these terms can start now.
+
+        Only one job that needs a worker runs at a time. Scratch jobs run beside it.
+        """
         running = [
             job for job in jobs.values() if job.phase in (JobPhase.RUNNING, JobPhase.SETTLING)
-        ]  # a settling job may run again
+        ]  # a rollback may resume a settling job
         trains = terms.needs_worker and any(self.rules.terms_of_spec(job.spec).needs_worker for job in running)
         return len(running) < RUNNING_MAX and not trains
 
     def _made(self, terms: JobTerms, spec: bytes, author: bytes, members: MembersState, height: int) -> Job:
-        """Return a new job. Raises `Refused` if the present members cannot train it."""
+        """Return a new job with its first open round. Raises `Refused` if the present members cannot train it."""
         job = Job(
             spec,
             terms.name,
@@ -689,10 +733,10 @@ class JobsModule(Module[JobsState]):
         return job
 
     def _called_up(self, state: JobsState, members: MembersState, height: int, held: Set[bytes]) -> JobsState:
-        """Start queued jobs in order, while there is a place.
+        """Start queued jobs in order, while a job can start.
 
-        A job stays queued if it is held, if the present members cannot train it, or if no quorum of voters holds its initial
-        parameters. Started without them, it would make all peers wait, perhaps for ever.
+        A job stays queued if a module holds it, if the present members cannot train it, or if no quorum of voters has attested
+        its initial parameters. A job without these parameters would make all peers wait, perhaps for ever.
         """
         jobs, left = dict(state.jobs), list[QueuedJob]()
         for waiting in state.queue:
@@ -706,7 +750,7 @@ class JobsModule(Module[JobsState]):
                 job = None
             if job is not None:
                 jobs[waiting.job] = job
-            elif members.is_current_key(author):  # jobs of an expelled member are dropped
+            elif members.is_current_key(author):  # queued jobs of an expelled member are dropped
                 left.append(waiting)
         return JobsState(jobs, tuple(left))
 
@@ -718,7 +762,10 @@ class JobsModule(Module[JobsState]):
         closed: RoundResult | None,
         suspended: SuspendedUntil = NO_SUSPENSIONS,
     ) -> Job:
-        """Return the job with its next open round. The block at `height` determines its voters, re-executors and trainers."""
+        """Return the job with its next open round.
+
+        The members at `height` determine the round's voters, re-executors and trainers.
+        """
         terms = self.rules.terms_of_spec(job.spec)
         voters, author = members.round_voters, members.current_key(job.author)
         workers = {key for key, member in members.members.items() if terms.role in member.roles}
@@ -727,7 +774,8 @@ class JobsModule(Module[JobsState]):
         trainer_records = _by_present_key(job.trainer_records, members, _trainer_severity)
         able = {key for key in may_train if suspended.get(key, 0) <= job.round}
         unsuspended = {key for key in able if key not in trainer_records or trainer_records[key].suspended_until <= job.round}
-        if accepted & unsuspended:  # without an accepted trainer, all may be absent and the round would never close
+        # If no accepted trainer is left, suspended trainers stay: otherwise the round might never close.
+        if accepted & unsuspended:
             able = unsuspended
         trainers = tuple(sorted(_by_seniority(able, members)[:TRAINERS_MAX]))
         auditors: tuple[bytes, ...] = ()
@@ -740,8 +788,8 @@ class JobsModule(Module[JobsState]):
         else:
             stay = accepted or set(job.awaited)
             awaited = tuple(sorted(stay & set(trainers) | new)) or trainers
-        # Draws of these rounds would be foreseeable: there is no commitment to a nonce yet, or ballots of the undone round
-        # revealed it.
+        # Draws of the audits of these rounds could be foreseen: voters have not committed to a nonce yet, or ballots of the
+        # undone round revealed the nonces.
         is_foreseen = not job.round or (job.undone_rounds and job.undone_rounds[-1].last + 1 == job.round)
         audited = terms.is_audited(job.rounds_in_model) or (terms.audits is not None and bool(is_foreseen))
         return replace(
@@ -760,11 +808,14 @@ class JobsModule(Module[JobsState]):
         )
 
     def _renewed(self, job: Job, members: MembersState, height: int, suspended: SuspendedUntil) -> Job:
-        """Renew the open round. All its messages still count: ballots name no voter set, and its trainers stay trainers."""
+        """Return the job with its open round renewed for the present members.
+
+        All messages of the round still count: ballots name no voter set, and the round's trainers stay trainers.
+        """
         fresh = self.open_round(job, members, height, None, suspended)
         new = _by_seniority(set(fresh.trainers) - set(job.trainers), members)[: TRAINERS_MAX - len(job.trainers)]
         awaited = set(job.awaited) & set(fresh.trainers) | set(new)
-        # member -> its last key among the trainers of this round
+        # Member -> last key of the member among the trainers of this round.
         last = {members.current_key(key): key for key in job.trainers if key not in job.successors}
         successors = {**job.successors, **{last[key]: key for key in new if key in last}}
         trainers = tuple(sorted((*job.trainers, *new)))
@@ -782,7 +833,7 @@ class JobsModule(Module[JobsState]):
         )
 
     def _is_anchor(self, job: Job) -> bool:
-        """Return whether the model after the closed round is an anchor."""
+        """Return whether the job's model, after a closed round, is an anchor."""
         return job.phase is not JobPhase.FINISHED and job.rounds_in_model % self.rules.terms_of_spec(job.spec).anchor_rounds == 0
 
     def _go_on(
@@ -795,7 +846,7 @@ class JobsModule(Module[JobsState]):
         is_held: bool,
         is_doubtful: bool,
     ) -> Job:
-        """Return the job after a round was closed, or undone while open. Opens the next round unless the job is over or held."""
+        """Return the job after its open round was closed or undone. Opens the next round unless the job is over or held."""
         if job.rounds_in_model >= job.rounds:
             return replace(job, phase=JobPhase.SETTLING if is_doubtful else JobPhase.FINISHED, opened_height=height)
         if job.refused_rounds == NO_PROGRESS_ROUNDS:
@@ -806,12 +857,12 @@ class JobsModule(Module[JobsState]):
         return self.open_round(job, members, height, closed, suspended)
 
     def count_round(self, job: Job, members: MembersState, closed: RoundResult) -> Job:
-        """Return the job with the results of its closed round for its members, before its model takes the step."""
+        """Return the job with the results of its closed round in its members' records. The model takes the step later."""
         terms, accepted = self.rules.terms_of_spec(job.spec), dict(job.accepted)
         for trainer in closed.accepted:
             accepted[trainer] = accepted.get(trainer, 0) + 1
         rejected = {trainer: dict(reasons) for trainer, reasons in job.rejected.items()}
-        # These are names of codes. The objective's labels belong to the program, and another release may have others.
+        # Reasons are names of codes, because the objective's labels belong to the program and may differ in another release.
         told = {trainer: closed.rejection_reason(trainer) for trainer in closed.rejected}
         told |= dict.fromkeys(closed.absent, ABSENT)
         for trainer, reason in told.items():
@@ -820,7 +871,8 @@ class JobsModule(Module[JobsState]):
         patience = job.timeout_doublings
         if closed.unjudged:
             patience = min(TIMEOUT_DOUBLINGS_MAX, patience + 1)
-        elif closed.accepted and closed.absent.isdisjoint(job.awaited):  # all peers can measure the duration of such a round
+        # The time for re-execution shrinks only after rounds whose duration all peers can measure.
+        elif closed.accepted and closed.absent.isdisjoint(job.awaited):
             patience = max(0, patience - 1)
         # Records of re-executors and trainers, by their present keys.
         of_voters = dict(job.vouch_records)
@@ -835,8 +887,8 @@ class JobsModule(Module[JobsState]):
             known = of_trainers.get(trainer, TrainerRecord())
             of_trainers[trainer] = known.after_invalid_update(job.round, terms.suspension_rounds)
         of_trainers = {trainer: record for trainer, record in of_trainers.items() if not record.is_expired(job.round + 1)}
-        # Rounds since the last accepted update count if they refused more than f trainers. In other rounds honest trainers may be
-        # absent. A job that a person stops in this block did not end for lack of progress.
+        # A round without an accepted update counts as refused if more than f trainers were rejected. Otherwise honest trainers
+        # may be absent. A job that a person stops in this block did not end for lack of progress.
         counts = not closed.accepted and terms.needs_worker
         is_refused = closed.refuses_honest and job.phase is not JobPhase.FINISHED
         return replace(
@@ -852,10 +904,11 @@ class JobsModule(Module[JobsState]):
         )
 
     def forget_old_jobs(self, jobs: dict[bytes, Job], members: MembersState, needed: Set[bytes]) -> dict[bytes, Job]:
-        """Forget finished jobs in excess of the bounds, once per block, at its end. Jobs in `needed` stay.
+        """Forget finished jobs beyond the limits, at the end of each block. Jobs in `needed` stay.
 
-        Jobs that trained nothing have their own room, which drops the oldest. Among the others, the author with the most jobs
-        loses its oldest. Free jobs therefore cannot displace the results of other members.
+        Jobs that trained nothing have their own limit: beyond it, the oldest is forgotten. Beyond the limit of the other jobs,
+        the author with the most jobs loses its oldest. Jobs without training, which cost nothing, therefore cannot displace the
+        results of other members.
         """
         finished = [key for key, job in jobs.items() if job.phase is JobPhase.FINISHED and key not in needed]
         finished.sort(key=lambda key: (jobs[key].opened_height, key))
@@ -864,7 +917,8 @@ class JobsModule(Module[JobsState]):
         forgotten = set(untrained[: max(0, len(untrained) - UNTRAINED_KEPT_MAX)])
         while len(trained) > TRAINED_KEPT_MAX:
             authors = Counter(members.current_key(jobs[key].author) for key in trained)
-            oldest = max(trained, key=lambda key: authors[members.current_key(jobs[key].author)])  # the first among equals
+            # `max` returns the first of equals, which is the oldest.
+            oldest = max(trained, key=lambda key: authors[members.current_key(jobs[key].author)])
             trained.remove(oldest)
             forgotten.add(oldest)
         return {key: job for key, job in jobs.items() if key not in forgotten}
@@ -894,7 +948,7 @@ def add_stop_request(
 ) -> tuple[tuple[bytes, ...], bool]:
     """Add the author's request to end a job of `owner`. Raises `Refused`.
 
-    Returns the members with such a request, and whether the job ends, by its owner or by a quorum of voters.
+    Returns all requesting members, and whether the job ends: by its owner, or by a quorum of voters.
     """
     is_author = author == members.current_key(owner)
     if not is_author and author not in members.voters:
@@ -904,7 +958,10 @@ def add_stop_request(
 
 
 def _with_rollback(state: JobsState, members: MembersState, asked: RequestRollback, author: bytes) -> JobsState:
-    """Return the state with this voter's request for a rollback, or without the request that it withdraws. Raises `Refused`."""
+    """Return the state with this voter's request for a rollback, or without the request that the voter withdraws.
+
+    Raises `Refused`.
+    """
     job = state.jobs.get(asked.job)
     if job is None or job.phase is JobPhase.FINISHED:
         raise Refused(f"job {asked.job.hex()[:8]} is not running, paused or settling: the model of a finished job is final")
@@ -925,7 +982,10 @@ def _with_rollback(state: JobsState, members: MembersState, asked: RequestRollba
 
 
 def _voted_back(job: Job, members: MembersState) -> int | None:
-    """Return the anchor that a quorum of the voters requests, as its round. None: there is none, or it is no longer kept."""
+    """Return the anchor to which a quorum of the voters requests a rollback, given by its round.
+
+    None: there is no quorum, or the anchor is no longer stored.
+    """
     wanted = Counter(number for voter, number in job.rollback_requests.items() if voter in members.voters)
     number, voters = max(wanted.items(), key=lambda item: item[1], default=(0, 0))
     is_kept = number in {anchor.round for anchor in job.anchors}
@@ -933,7 +993,7 @@ def _voted_back(job: Job, members: MembersState) -> int | None:
 
 
 def _convictions(context: BlockContext, jobs: Mapping[bytes, Job], members: MembersState) -> dict[bytes, RollbackDue]:
-    """Return, by job, the earliest round to undo, from the block's convictions and from voted rollbacks."""
+    """Return, by job, the rollback to the earliest round that this block's convictions or voters' requests undo."""
     found = dict[bytes, RollbackDue]()
     voted = {key: _voted_back(job, members) for key, job in jobs.items() if job.rollback_requests}
     wanted = [RollbackDue(key, number, UndoReason.VOTED, None) for key, number in voted.items() if number is not None]
@@ -943,7 +1003,7 @@ def _convictions(context: BlockContext, jobs: Mapping[bytes, Job], members: Memb
 
 
 def _doubtful(context: BlockContext) -> dict[bytes, int]:
-    """Return, by job, the first round that audits may still undo, or that this block's convictions undo."""
+    """Return, by job, the first round that audits may still undo, or that this block undoes."""
     found = dict[bytes, int]()
     for fact in context.facts_of(ContestableRound) + context.facts_of(RollbackDue):
         found[fact.job] = min(found.get(fact.job, fact.round), fact.round)
@@ -951,7 +1011,7 @@ def _doubtful(context: BlockContext) -> dict[bytes, int]:
 
 
 def _rolled_back(job: Job, found: RollbackDue, height: int, was_open: bool) -> tuple[Job, JobRolledBack]:
-    """Return the job with the model of the newest anchor at or before the false round.
+    """Return the job with the model of the newest anchor at or before the round to undo, and the fact for other modules.
 
     The number of the open round is not reused: a second proposal with that number would be evidence against an honest trainer.
     """
@@ -962,16 +1022,16 @@ def _rolled_back(job: Job, found: RollbackDue, height: int, was_open: bool) -> t
 
 
 def _cut(key: bytes, job: Job, doubtful: int, height: int, was_open: bool, is_last: bool) -> tuple[Job, JobRolledBack]:
-    """Return a job that ended before the audits of these rounds, with its newest final model."""
+    """Return a job that ended before audits of its last rounds, with its newest final model, and the fact for other modules."""
     anchor = newest_anchor_up_to(job.anchors, doubtful)
     undone = UndoneRounds(anchor.round, job.round - (not was_open), height, UndoReason.STOPPED)
-    # A job that an application ended (`JobLastRound`) has no rounds left.
+    # After the fact `JobLastRound`, the job must not seem to lack rounds.
     rounds = anchor.rounds_in_model if is_last and job.rounds_in_model == job.rounds else job.rounds
     return replace(_moved(job, anchor, undone, anchor.round), rounds=rounds), JobRolledBack(key, anchor, anchor.round)
 
 
 def _moved(job: Job, anchor: ModelAnchor, undone: UndoneRounds, number: int) -> Job:
-    """Return the job with this anchor's model for the round `number`. The root is known only after the block."""
+    """Return the job with this anchor's model for the round `number`. The model root is set after the block."""
     anchors = tuple(of for of in job.anchors if of.round <= anchor.round)
     listed = (*job.undone_rounds, undone)[-UNDONE_KEPT:]
     return replace(
@@ -980,13 +1040,16 @@ def _moved(job: Job, anchor: ModelAnchor, undone: UndoneRounds, number: int) -> 
 
 
 def _vouched(job: Job, trainers: Iterable[bytes], members: MembersState) -> tuple[bytes, ...]:
-    """Return the trainers whose updates are re-executed before each ballot, because they were convicted in this job."""
+    """Return the trainers that were convicted in this job, and whose updates are therefore re-executed before each ballot."""
     convicted = set(map(members.current_key, job.distrusted_members))
     return tuple(sorted(trainer for trainer in trainers if members.current_key(trainer) in convicted))
 
 
 def _is_stuck(job: Job, members: MembersState) -> bool:
-    """Return whether the open round may never close, although blocks are decided: n − q silent voters do not stop blocks."""
+    """Return whether the open round may never close, although blocks are decided.
+
+    Up to n − q silent voters do not stop blocks.
+    """
     if job.phase is not JobPhase.RUNNING:
         return False
     voters = members.round_voters
@@ -997,7 +1060,7 @@ def _is_stuck(job: Job, members: MembersState) -> bool:
 def _by_present_key(
     records: Mapping[bytes, Record], members: MembersState, severity: Callable[[Record], tuple[int, ...]]
 ) -> dict[bytes, Record]:
-    """Return the records by present key. If a member has two, the more severe one stays."""
+    """Return the members' records by present key. If two keys of a member have a record, the more severe record stays."""
     kept = dict[bytes, Record]()
     for key, record in sorted(records.items(), key=lambda item: item[0]):
         present = members.current_key(key)
@@ -1006,16 +1069,21 @@ def _by_present_key(
 
 
 def _vouch_severity(record: VouchRecord) -> tuple[int, ...]:
-    """The longer suspension is more severe, then the longer time of being called last."""
+    """Return a sort key of vouch records: the longer suspension is more severe, then the longer time of being asked last."""
     return record.suspended_until, record.assigned_last_until, record.missed_vouches
 
 
 def _trainer_severity(record: TrainerRecord) -> tuple[int, ...]:
-    """The longer suspension is more severe, then more suspensions, then the later false updates."""
+    """Return a sort key of trainer records: the longer suspension is more severe, then more suspensions, then later false
+    updates.
+    """
     return record.suspended_until, record.suspensions, *record.invalid_update_rounds
 
 
 def _by_seniority(keys: Iterable[bytes], members: MembersState) -> list[bytes]:
-    """Return voters first, then by height of admission, because one voter can invite many members and keys can be chosen."""
+    """Return the keys sorted: voters first, then members by height of admission.
+
+    A voter can invite many members, and a member can choose its key, so neither decides the order.
+    """
     voters = set(map(members.current_key, members.voters))
     return sorted(keys, key=lambda key: (key not in voters, members.members[key].admitted, key))

@@ -56,20 +56,21 @@ from rounds.vouch_set import VouchSet
 M = TypeVar("M")
 T = TypeVar("T")
 
-OPENED_BYTES_MAX = 24 << 20  # cache of decoded messages: one round of VOTERS_MAX ballots and cut-offs of the largest size
-OPENED_FACTOR = 4  # memory of a message with its body, per byte of the body: ballots take 3.8, transactions 2
-OPENED_OVERHEAD_BYTES = 1_024  # objects of the smallest message
+# Bytes of the cache of decoded messages: a round of VOTERS_MAX ballots and cut-offs of the largest size.
+OPENED_BYTES_MAX = 24 << 20
+OPENED_FACTOR = 4  # bytes of memory for a decoded message, per byte of its body: ballots take 3.8, transactions 2
+OPENED_OVERHEAD_BYTES = 1_024  # bytes of memory that the objects of the smallest message take
 FAILURES_KEPT = 8
-# room for a full pool, and for a block in each of two views: 3 MB
+# Number of cached digests of checked transactions: all of a full mempool, and a block in each of two views, in 3 MB.
 CHECKED_TRANSACTIONS_MAX = TRANSACTIONS_PENDING_MAX + 2 * TRANSACTIONS_PER_BLOCK_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class BlockBody:
-    """The body of a block. Its fields act in their order."""
+    """The body of a block. Its parts act on the state in the order of the fields."""
 
     round_certificates: Annotated[tuple[RoundCertificate, ...], Length(0, RUNNING_MAX)]
-    evidence: Annotated[tuple[Evidence, ...], Length(0, EVIDENCE_PER_BLOCK_MAX)]  # ascending by culprit, each once
+    evidence: Annotated[tuple[Evidence, ...], Length(0, EVIDENCE_PER_BLOCK_MAX)]  # ascending by culprit, one piece for each
     transactions: Annotated[tuple[Signed, ...], Length(0, TRANSACTIONS_PER_BLOCK_MAX)]
 
 
@@ -78,7 +79,10 @@ def module_digest(encoded: bytes) -> bytes:
 
 
 def state_root_over(modules: Mapping[str, bytes]) -> bytes:
-    """Return the state root over the digests of all modules by name. It also covers their names and their number."""
+    """Return the state root, over the digests of all modules by name.
+
+    The root also covers the names and the number of modules.
+    """
     return merkle.merkle_root([merkle.leaf_hash(name.encode() + b"\x00" + digest) for name, digest in sorted(modules.items())])
 
 
@@ -91,13 +95,18 @@ def decode_body(data: bytes) -> BlockBody:
 
 @dataclass(frozen=True)
 class LedgerState:
-    """The state after the block of `height`. The state root does not cover the height, so an empty block leaves it unchanged."""
+    """The ledger's state after the block of `height`.
+
+    The state root does not cover the height, so an empty block leaves the root unchanged.
+    """
 
     height: int
     time_ms: int
     modules: Mapping[str, Any]
-    certified_roots: Mapping[int, bytes]  # state roots of recent heights, from blocks; the state root does not cover them
-    # The last encoding of each module, shared by successive states, because most blocks do not change most modules.
+    # Height -> state root of that height, which the next block names; not part of the state root.
+    certified_roots: Mapping[int, bytes]
+    # Module name -> the module's state at its last encoding, and the encoding. Successive states share this cache, because most
+    # blocks change few modules.
     _encoded: dict[str, tuple[Any, bytes]] = field(default_factory=dict, compare=False, repr=False)
 
     @functools.cached_property
@@ -125,7 +134,7 @@ class LedgerState:
 
     @functools.cached_property
     def tables(self) -> dict[str, Table[Any]]:
-        """All tables of the modules, by module and field."""
+        """All tables of the modules, by "module/field"."""
         named = [(name, value, of) for name, value in self.modules.items() for of in table_fields(type(value))]
         return {f"{name}/{of}": getattr(value, of) for name, value, of in named}
 
@@ -134,7 +143,7 @@ class LedgerState:
         return {type(value): value for value in self.modules.values()}
 
     def module_state(self, kind: type[T]) -> T:
-        """Return the state of the module with this state type."""
+        """Return the state of the module whose states have this type."""
         value: T = self._by_type[kind]
         return value
 
@@ -151,7 +160,7 @@ class LedgerState:
         return self.module_state(AuditsState)
 
     def final_round(self, job: bytes) -> int:
-        """Return the round that began with the job's newest final model. No audit can undo the rounds before it."""
+        """Return the round that began with the job's newest final model. No audit can undo earlier rounds."""
         known, audits = self.jobs.jobs[job], self.audits.jobs.get(job)
         reached = audits.first_contestable_round if audits is not None and known.phase is not JobPhase.FINISHED else None
         return known.round if reached is None else newest_anchor_up_to(known.anchors, reached).round
@@ -160,25 +169,26 @@ class LedgerState:
         return LedgerState(self.height, self.time_ms, {**self.modules, **changes}, self.certified_roots, self._encoded)
 
 
-TABLE_NAME_CHARACTERS_MAX = 40  # a request names a table together with a range
-CERTIFIED_ROOTS_KEPT = 100  # heights: a candidate voter proves with a root of at most this age that it has caught up
+TABLE_NAME_CHARACTERS_MAX = 40  # characters of the name "module/field" of a table, which requests contain together with a range
+# Heights whose state roots are kept: a candidate voter must know one of these roots to prove that it has caught up.
+CERTIFIED_ROOTS_KEPT = 100
 
 
 @dataclass(frozen=True, slots=True)
 class StateTransition:
-    """A block's effect before the models follow: `state` still has the old model roots of jobs that take a step."""
+    """The effect of a block before the models of jobs change: `state` still has the old model roots of jobs that take a step."""
 
     state: LedgerState
-    started_jobs: tuple[bytes, ...]  # jobs whose first model has to be made
+    started_jobs: tuple[bytes, ...]  # jobs whose first model must be made
     closed_rounds: tuple[ClosedRound, ...]
-    ended_jobs: tuple[bytes, ...]  # jobs that this block finished
-    rolled_back: Mapping[bytes, JobRolledBack]  # job -> its rollback
+    ended_jobs: tuple[bytes, ...]  # jobs that this block ended
+    rolled_back: Mapping[bytes, JobRolledBack]  # job -> its rollback in this block
     anchored: frozenset[bytes]  # jobs whose model after the block is an anchor
-    failures: tuple[ModuleFailure, ...] = ()  # steps of modules that raised an exception and therefore had no effect
+    failures: tuple[ModuleFailure, ...] = ()  # module steps that raised an exception and therefore had no effect
 
     @property
     def model_steps(self) -> tuple[ClosedRound, ...]:
-        """The closed rounds that change a model, without those that the same block undoes."""
+        """The closed rounds that change a model: all but the rounds that this block also undoes."""
         return tuple(closed for closed in self.closed_rounds if closed.job not in self.rolled_back)
 
     def finish_state(self, model_roots: Mapping[bytes, bytes]) -> LedgerState:
@@ -189,7 +199,7 @@ class StateTransition:
         return self.state.with_modules(jobs=replace(self.state.jobs, jobs={**jobs, **changed}))
 
 
-# A module's bounds are far below this: job specifications are the largest part, with 18 MB.
+# Maximum bytes of a stored module. A module is far smaller: job specifications are the largest part, with 18 MB.
 STORED_MODULE_BYTES_MAX = 512 << 20
 
 
@@ -204,12 +214,12 @@ class StoredState:
 
 
 def core_modules(job_rules: JobSpecRules) -> tuple[Module[Any], ...]:
-    """Return the modules of every network, in all their versions and in their order inside a block."""
+    """Return the modules of every network, in all their versions, in the order in which they act in a block."""
     return MembersModule(), JobsModule(job_rules), AuditsModule(job_rules), NetworkModule()
 
 
 def newest_module_versions(modules: Iterable[Module[Any]]) -> tuple[ModuleVersion, ...]:
-    """Return the newest version of each module, in their order inside a block. New networks run these versions."""
+    """Return the newest version of each module, in the order in which modules act in a block. New networks run these versions."""
     versions: dict[str, int] = {}
     for module in modules:
         versions[module.name] = max(module.version, versions.get(module.name, 0))
@@ -219,13 +229,13 @@ def newest_module_versions(modules: Iterable[Module[Any]]) -> tuple[ModuleVersio
 class TransactionTraits(NamedTuple):
     """Properties of a transaction that do not depend on the state."""
 
-    awaited_job: bytes | None = None  # see `Module.awaited_job`
-    lingers: bool = False  # see `Module.lingers`
-    cost: int = 1  # signature checks: its own signature, its statements' signatures, and `Module.apply_transaction`
+    awaited_job: bytes | None = None  # job whose next round certificate the transaction can wait for; see `Module.awaited_job`
+    lingers: bool = False  # whether the transaction waits briefly for others; see `Module.lingers`
+    cost: int = 1  # cost in signature checks: of its own signature, its statements' signatures, and `Module.apply_transaction`
 
 
 class OpenedTransaction(NamedTuple):
-    """A decoded transaction whose own signature is valid, with its module."""
+    """A decoded transaction whose own signature is valid, with the module of its kind."""
 
     module: Module[Any]
     signed: Signed
@@ -238,11 +248,11 @@ class OpenedTransaction(NamedTuple):
 
 
 class UnsupportedModuleVersion(Refused, UserError):
-    """The network runs a version of a module that this program lacks. The text names it and the remedy."""
+    """The network runs a version of a module that this program lacks. The text names the version and the remedy."""
 
 
 class RunningModules:
-    """The modules of one set of versions."""
+    """The modules of one set of module versions."""
 
     def __init__(self, modules: Sequence[Module[Any]]) -> None:
         self.modules = {module.name: module for module in modules}
@@ -255,13 +265,13 @@ class RunningModules:
 
 @dataclass(slots=True)
 class CurrentState:
-    """The state after the last applied block, in one object that all parts of a peer share."""
+    """A holder of the state after the last applied block, which all parts of a peer share."""
 
     current: LedgerState
 
 
 class LedgerRules:
-    """The transition rules of one network. `modules` are those of this program, in every version."""
+    """The transition rules of one network. `modules` are all modules of this program, in all their versions."""
 
     def __init__(self, genesis: Genesis, verifier: Verifier, modules: Sequence[Module[Any]]) -> None:
         self.genesis = genesis
@@ -269,18 +279,20 @@ class LedgerRules:
         self.verifier = verifier
         self._known = {ModuleVersion(module.name, module.version): module for module in modules}
         assert len(self._known) == len(modules), "each version once"
-        self._by_kind: dict[str, Module[Any]] = {}  # transaction kind -> module in any version: all decode the content alike
+        # Kind of transaction -> a module with it; all versions of a module decode the content alike.
+        self._by_kind: dict[str, Module[Any]] = {}
         for module in modules:
             for kind in module.contents:
                 first = self._by_kind.setdefault(kind, module)
                 assert _reading(module, kind) == _reading(first, kind), f"versions of {module.name} read {kind} differently"
         self._running: tuple[tuple[ModuleVersion, ...], RunningModules] | None = None
         self._begun: tuple[LedgerState, LedgerState] | None = None
-        # recent failures, for people; their reader removes them
+        # Recent failures of transactions, for people. Their reader removes them from the queue.
         self.transaction_failures: deque[ModuleFailure] = deque(maxlen=FAILURES_KEPT)
         self._opened: OrderedDict[Signed, Any] = OrderedDict()
         self._opened_bytes = 0
-        self._checked = RecentDigests(CHECKED_TRANSACTIONS_MAX)  # transactions whose statements have valid signatures
+        # Digests of transactions whose embedded statements have valid signatures.
+        self._checked = RecentDigests(CHECKED_TRANSACTIONS_MAX)
         self._judged: tuple[LedgerState, bytes, StateTransition | str] | None = None
 
     # Versions
@@ -304,14 +316,14 @@ class LedgerRules:
         return module
 
     def last_supported_height(self, state: LedgerState) -> int | None:
-        """Return the last height that this program can apply. None: it has the versions of all due upgrades."""
+        """Return the last height that this program can apply. None: this program has the versions of all due upgrades."""
         lacking = [
             upgrade.height for upgrade in state.module_state(NetworkState).due_upgrades if _version(upgrade) not in self._known
         ]
         return min(lacking) - 1 if lacking else None
 
     def why_version_unsupported(self, state: LedgerState) -> str:
-        """Return a text that names the first due upgrade that this program lacks, or an empty text."""
+        """Return a text about the first due upgrade to a version that this program lacks. Empty: it has all versions."""
         try:
             for upgrade in state.module_state(NetworkState).due_upgrades:
                 self._require(_version(upgrade), upgrade.height)
@@ -320,12 +332,15 @@ class LedgerRules:
         return ""
 
     def with_due_upgrades(self, state: LedgerState) -> LedgerState:
-        """Return the state in which the next block acts, with the upgrades of its height. Raises `UnsupportedModuleVersion`."""
+        """Return the state on which the next block acts, which includes the upgrades of its height.
+
+        Raises `UnsupportedModuleVersion`.
+        """
         network = state.module_state(NetworkState)
         due = [upgrade for upgrade in network.due_upgrades if upgrade.height <= state.height + 1]
         if not due:
             return state
-        _ = state.state_root  # `LedgerState.restore_module_state` returns to this encoding
+        _ = state.state_root  # encodes the state, so that `LedgerState.restore_module_state` can return to it
         if self._begun is None or self._begun[0] is not state:
             after = state
             for upgrade in due:
@@ -341,11 +356,12 @@ class LedgerRules:
                 except Exception as error:
                     self._note(upgrade.module, f"the upgrade to version {upgrade.version}", error)
                     state.restore_module_state(upgrade.module)
-                    # A failed upgrade is over. The former version continues, and voters may decide another upgrade.
+                    # A failed upgrade is not tried again. The former version of the module continues, and voters may decide
+                    # another upgrade.
                     network = replace(network, due_upgrades=others)
                     after = after.with_modules(**{NetworkModule.name: network})
                     continue
-                # A new module acts after all others.
+                # A new module acts after all other modules of the network.
                 running = {version.name: version for version in network.modules} | {upgrade.module: _version(upgrade)}
                 network = replace(network, modules=tuple(running.values()), due_upgrades=others)
                 after = after.with_modules(**{upgrade.module: value, NetworkModule.name: network})
@@ -353,7 +369,7 @@ class LedgerRules:
         return self._begun[1]
 
     def pinned_blobs(self, state: LedgerState, seen: dict[str, Any]) -> Iterator[tuple[str, Mapping[bytes, int]]]:
-        """Yield the pinned blobs of each module whose state has changed since `seen`, and update `seen`."""
+        """Yield the pinned blobs of each module whose state has changed since `seen` (module -> state), and update `seen`."""
         for name, module in self._running_in(state).modules.items():
             if seen.get(name) is not state.modules[name]:
                 seen[name] = state.modules[name]
@@ -365,7 +381,7 @@ class LedgerRules:
                 yield name, found
 
     def replaced_blobs(self, state: LedgerState, counts: dict[str, int]) -> Iterator[BlobReplacement]:
-        """Yield the blob replacements since `counts`, and update `counts`."""
+        """Yield the blob replacements after the first `counts[module]` of each module, and update `counts`."""
         for name, module in self._running_in(state).modules.items():
             try:
                 found = module.replaced_blobs(state.modules[name], counts.get(name, 0))
@@ -376,7 +392,7 @@ class LedgerRules:
             yield from found
 
     def module_of_class(self, kind: type[M]) -> M:
-        """Return the module of exactly this class. Other versions of it may be subclasses."""
+        """Return the module of exactly this class. Subclasses, which may be other versions of the module, do not count."""
         (found,) = (module for module in self._known.values() if type(module) is kind)
         return found
 
@@ -431,7 +447,7 @@ class LedgerRules:
         return known if isinstance(known, kinds) else open_signed(signed, self.chain_id, self.verifier, kinds)
 
     def cache_opened_message(self, signed: Signed, message: Any) -> None:
-        """Cache an accepted message, which a block will contain again. Refused messages are not cached."""
+        """Cache an accepted message, because a block will contain it again. Refused messages are not cached."""
         if signed in self._opened:
             return
         self._opened[signed] = message
@@ -472,7 +488,7 @@ class LedgerRules:
     def _refused_where_it_fails(
         self, module: Module[Any], transaction: Transaction, state: LedgerState | None = None
     ) -> Iterator[None]:
-        """Refuse a transaction that makes its module fail. Every peer refuses it."""
+        """Refuse a transaction that makes its module fail: every peer then refuses it, too."""
         try:
             yield
         except (Refused, RemoteProtocolError):
@@ -484,7 +500,7 @@ class LedgerRules:
             raise Refused(str(failure)) from error
 
     def _note(self, module: str, step: str, error: Exception) -> ModuleFailure:
-        """Record a deterministic exception, for people. An exception with a local cause is raised again."""
+        """Record a deterministic exception of a module for people, and return the record. Raises any other exception again."""
         if not is_deterministic(error):
             raise error
         failure = make_module_failure(module, step, error)
@@ -506,7 +522,7 @@ class LedgerRules:
                 with self._refused_where_it_fails(module, transaction):
                     statements = module.embedded_statements(signed.signer, content)
             except Refused:
-                return  # `apply_transaction` refuses it, too
+                return  # `apply_transaction` refuses such a transaction, too
             self._check_statements(signed, statements)
 
     def preverify_signatures(self, body: BlockBody) -> None:
@@ -542,7 +558,7 @@ class LedgerRules:
         self._checked.add(digest)
 
     def _known_content(self, transaction: Transaction) -> tuple[Module[Any], Any] | None:
-        """Return the transaction's module, in any version, and its decoded content. None: it will be refused."""
+        """Return the transaction's module, in any version, and its decoded content. None: the transaction will be refused."""
         module = self._by_kind.get(transaction.kind)
         try:
             return (module, codec.decode(module.contents[transaction.kind], transaction.content)) if module else None
@@ -637,7 +653,8 @@ class LedgerRules:
                 self._judged = (state, body, self._effect(state, decode_body(body)))
             except (Refused, RemoteProtocolError) as error:
                 self._judged = (state, body, str(error))
-            except Exception as error:  # a body from another peer must not end this one: see `ledger.core.deterministic_failures`
+            # A body from another peer must not end this process: see `ledger.core.deterministic_failures`.
+            except Exception as error:
                 self._judged = (state, body, str(self._note("block", "check", error)))
         return self._judged[2]
 
@@ -663,9 +680,10 @@ class LedgerRules:
         """
         before, state = state, self.with_due_upgrades(state)
         for name in state.modules:
-            state.encoded_module(name)  # `LedgerState.restore_module_state` returns to this encoding
+            state.encoded_module(name)  # caches the encoding to which `LedgerState.restore_module_state` returns
         modules = self._running_in(state).modules
-        # If `jobs` fails to count a round, the round stays open and its model takes no step, so no module may see it closed.
+        # If `jobs` fails to count a round, the round stays open and its model takes no step. So no module may see the round as
+        # closed.
         counts = not any(name == JobsModule.name for name, _ in skipped)
         closed = tuple(self.close_round(state, closing) for closing in body.round_certificates) if counts else ()
         if len({item.job for item in closed}) < len(closed):
@@ -710,7 +728,10 @@ class LedgerRules:
 
 
 def _reading(module: Module[Any], kind: str) -> tuple[object, ...]:
-    """Return the parts of a module that determine a transaction's traits and statements. These must not depend on the state."""
+    """Return the parts of a module that determine the traits and statements of a transaction of this kind.
+
+    These parts must not depend on the state.
+    """
     of = type(module)
     return (
         module.contents[kind],
@@ -737,7 +758,7 @@ class _StepFailed(Exception):
 
 @contextmanager
 def _failing(module: str, step: str) -> Iterator[None]:
-    """Turn an exception that every peer raises into `_StepFailed`. Other exceptions pass."""
+    """Context in which an exception that every peer raises becomes `_StepFailed`. Other exceptions pass."""
     try:
         yield
     except Exception as error:
@@ -753,7 +774,10 @@ def _sound(module: Module[Any], change: StateChange) -> StateChange:
 
 
 def _encodable(module: Module[Any], change: StateChange, given: Any) -> StateChange:
-    """Return the change of a step. Raises an exception if its state has no encoding. `given` is the state before the step."""
+    """Return the change that a module's step has made. Raises an exception if the new state has no encoding.
+
+    `given` is the module's state before the step.
+    """
     change = _sound(module, change)
     check_encodable(module.state_type, change.state, given)
     return change
@@ -764,7 +788,7 @@ def _opened_bytes(signed: Signed) -> int:
 
 
 def _dated(transition: StateTransition, time_ms: int, certified_root: bytes) -> StateTransition:
-    """Add the data of the block around the body: its time, and the root of the state before it."""
+    """Return the transition with the block's time and, for the height before, the state root that the block names."""
     state = transition.state
     roots = {height: root for height, root in state.certified_roots.items() if height >= state.height - CERTIFIED_ROOTS_KEPT}
     roots[state.height - 1] = certified_root
@@ -801,7 +825,7 @@ _WITHOUT_PARTS = frozenset({bytes, int, str, bool, float, type(None)})
 
 @functools.cache
 def _field_names(kind: type) -> tuple[str, ...]:
-    """Return the names of a dataclass's fields; none for another type."""
+    """Return the names of a dataclass's fields. Empty for another type."""
     return tuple(part.name for part in fields(kind)) if is_dataclass(kind) else ()
 
 
@@ -810,7 +834,10 @@ def _version(upgrade: ModuleUpgrade) -> ModuleVersion:
 
 
 def _settled(new: T, old: T | None) -> T:
-    """Return a module's state after a block. An unchanged state stays the same object, so that its encoding is reused."""
+    """Return a module's state after a block.
+
+    If it equals the former state, return the former object, whose encoding is cached.
+    """
     if old is not None and new == old:
         return old
     ordered: T = with_sorted_dictionaries(new, old)

@@ -1,11 +1,11 @@
 """Members, their roles and nonces, invitations, approvals, and the voter sets of the next two heights.
 
-A key loses everything but its vote at once when its member is expelled, is retired or rotates to another key. The vote ends with
-a change of the voter sets. At most max(1, f) changes act per block, in this order: expulsions; rotations; leaves and retirements
-in order of arrival; joins. A change that is decided in block h acts at h+2.
+A member's key loses everything but its vote at once when the member is expelled, is retired or rotates to another key. The vote
+ends with a change of the voter sets. At most max(1, f) changes act per block, in this order: expulsions; rotations; leaves and
+retirements in order of arrival; joins. A change that is decided in block h acts at h+2.
 
-Open rounds keep the voters and trainers with which they were opened. Ballots of such a key still count in them while the present
-voters can close them (`ledger.jobs`). The next rounds open without it.
+Open rounds keep the voters and trainers with which they were opened. Ballots of such a key still count in them while the
+present voters can close them (`ledger.jobs`). The next rounds open without it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from protocol.limits import MEMBERS_MAX, VOTERS_MAX
 from protocol.messages import Name, Transaction
 from protocol.name_validation import check_name
 
-ROTATIONS_MAX = 16  # rotations of one member's key: old keys stay in the table, which no single member may fill
-PRESENT_MEMBERS_MAX = MEMBERS_MAX * 2 // 5  # members, each counted once, under its last key
-# revoked invitations of one voter at a time; each is dropped when it expires, so no voter fills the others' table
+ROTATIONS_MAX = 16  # rotations of one member's key: old keys stay in the table of members, which no single member may fill
+PRESENT_MEMBERS_MAX = MEMBERS_MAX * 2 // 5  # members of a network, each counted once, under its present key
+# Unexpired invitations that one voter has revoked. Each is dropped when it expires, so no voter fills the table of the others.
 REVOKED_INVITATIONS_MAX = 64
-OLD_KEYS_MAX = MEMBERS_MAX - PRESENT_MEMBERS_MAX - VOTERS_MAX * ROTATIONS_MAX  # old keys; beyond this, only voters can rotate
+# Old keys in the table of members: beyond this number, only voters can rotate.
+OLD_KEYS_MAX = MEMBERS_MAX - PRESENT_MEMBERS_MAX - VOTERS_MAX * ROTATIONS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +38,15 @@ class Invitation:
 
     TAG: ClassVar[str] = "invitation"
     token: Key
-    expires: Count  # milliseconds; it admits while the parent block's time is not later
+    expires: Count  # milliseconds since the Unix epoch; admits members while the parent block's time is not later
 
 
 @dataclass(frozen=True, slots=True)
 class AdmitMember:
-    """`member/admit`, signed by the new member itself. The token's signature binds the invitation to this new member."""
+    """`member/admit`, signed by the new member itself. The token's signature binds the invitation to the new member's key."""
 
     invitation: Signed
-    token_signature: SignatureBytes  # over `token_preimage`
+    token_signature: SignatureBytes  # signature of the token's key over `token_preimage`
     name: Name
     roles: Roles
 
@@ -66,7 +67,7 @@ class RegisterRoles:
 
 @dataclass(frozen=True, slots=True)
 class RenameMember:
-    """`member/rename`: the author's new name. Several members may have the same name."""
+    """`member/rename`: the author's new name. Names need not be unique."""
 
     name: Name
 
@@ -81,7 +82,7 @@ class StandAsVoter:
 
 @dataclass(frozen=True, slots=True)
 class ApproveVoter:
-    """`member/approve`, by a voter: this member may vote."""
+    """`member/approve`, by a voter: this candidate may become a voter."""
 
     candidate: Key
 
@@ -93,11 +94,14 @@ class ResignAsVoter:
 
 @dataclass(frozen=True, slots=True)
 class RetireMember:
-    """`member/retire`, by a voter: a vote to retire a member whose peer is gone. It replaces the voter's last such vote."""
+    """`member/retire`, by a voter: a vote to retire a member whose peer is gone.
+
+    It replaces the voter's former vote to retire a member.
+    """
 
     subject: Key
-    lower_tolerance: bool  # the vote counts even if f is smaller without the subject
-    expires: Count  # milliseconds; it counts while the parent block's time is not later
+    lower_tolerance: bool  # True: the vote counts even if fewer faulty voters are tolerated without the subject
+    expires: Count  # milliseconds since the Unix epoch; the vote counts while the parent block's time is not later
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,33 +114,35 @@ class RotateKey:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One key of a member. It stays in the table for ever: an expelled or rotated key is never admitted again."""
+    """One key of a member. The key stays in the table for ever: an expelled or rotated key is never admitted again."""
 
     name: Name
     roles: Roles
-    admitted: Count  # height of its admission; 0 for founders
+    admitted: Count  # height of the block that admitted the key; 0 for founders
     invited_by: Key | None
     nonce: Count  # nonce of its last decided transaction
-    rotations: Annotated[int, Between(0, ROTATIONS_MAX)] = 0  # number of keys that this member had before
-    successor: Key | None = None  # the key to which this one was rotated
-    expelled: Count | None = None  # height of the block with the evidence
-    retired: Count | None = None  # height of its last retirement by a quorum; afterwards only people approve it, no policy
+    rotations: Annotated[int, Between(0, ROTATIONS_MAX)] = 0  # number of keys that the member had before this one
+    successor: Key | None = None  # next key of the member after a rotation
+    expelled: Count | None = None  # height of the block with the evidence that expelled the key
+    # Height at which a quorum last retired the member; afterwards only people approve it as a voter, no policy.
+    retired: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MembersState:
     members: Annotated[dict[Key, Member], Length(0, MEMBERS_MAX)]
-    previous: Annotated[tuple[Key, ...], Length(1, VOTERS_MAX)]  # decided this height
-    voters: Annotated[tuple[Key, ...], Length(1, VOTERS_MAX)]  # decide the next height
-    upcoming: Annotated[tuple[Key, ...], Length(1, VOTERS_MAX)]  # decide the one after it
+    previous: Annotated[tuple[Key, ...], Length(1, VOTERS_MAX)]  # voters that decided this height
+    voters: Annotated[tuple[Key, ...], Length(1, VOTERS_MAX)]  # voters of the next height
+    upcoming: Annotated[tuple[Key, ...], Length(1, VOTERS_MAX)]  # voters of the height after the next one
     candidates: Annotated[dict[Key, tuple[Key, ...]], Length(0, MEMBERS_MAX)] = field(
         default_factory=dict
-    )  # candidate -> approvals
+    )  # candidate -> voters that approve it
     resigning_voters: Annotated[tuple[Key, ...], Length(0, VOTERS_MAX)] = ()
-    used_tokens: Annotated[dict[Key, Count], Length(0, MEMBERS_MAX)] = field(default_factory=dict)  # used invitations -> expiry
+    # Token of a used invitation -> expiry.
+    used_tokens: Annotated[dict[Key, Count], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
     revoked_tokens: Annotated[
         dict[Key, Annotated[dict[Key, Count], Length(1, REVOKED_INVITATIONS_MAX)]], Length(0, PRESENT_MEMBERS_MAX)
-    ] = field(default_factory=dict)  # voter -> token of an invitation that it signed and revoked -> expiry
+    ] = field(default_factory=dict)  # voter -> token of an invitation that the voter signed and revoked -> expiry
     retirement_votes: Annotated[dict[Key, RetireMember], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # voter -> its vote
 
     def is_current_key(self, key: bytes) -> bool:
@@ -145,21 +151,21 @@ class MembersState:
         return member is not None and member.expelled is None and member.successor is None
 
     def may_be_awaited(self, key: bytes) -> bool:
-        """Return whether a round may wait for this present key: its member was not retired, or has registered or stood since."""
+        """Return whether a round may wait for this present key: its member was not retired, or has registered or stood again."""
         member = self.members.get(key)
         was_retired = member is not None and member.retired is not None
         return self.is_current_key(key) and not (was_retired and self.has_no_duties(key))
 
     def is_departed_key(self, key: bytes) -> bool:
-        """Return whether nobody waits for this known key: it was replaced, or its member has no duties."""
+        """Return whether no peer waits for this known key: the key was replaced, or its member has no duties."""
         return key in self.members and (not self.is_current_key(key) or self.has_no_duties(key))
 
     def has_no_duties(self, key: bytes) -> bool:
-        """Return whether this member does not vote, does not stand and has no role."""
+        """Return whether this member is not a voter, not a candidate, and has no role."""
         return key not in self.upcoming and key not in self.candidates and not self.members[key].roles
 
     def current_key(self, key: bytes) -> bytes:
-        """Return the present key of the member that has or had this key. It is at most `ROTATIONS_MAX` steps away."""
+        """Return the present key of the member that has or had this key, after at most `ROTATIONS_MAX` rotations."""
         member = self.members.get(key)
         return key if member is None or member.successor is None else self.current_key(member.successor)
 
@@ -171,7 +177,8 @@ class MembersState:
     def round_voters(self) -> tuple[bytes, ...]:
         """The voters of a round that opens now: the present keys of the next height's voters, without expelled ones.
 
-        If none is left, these are the voters of the height after it. One of those is left: the last voter is never expelled.
+        If all of these are expelled, return the voters of the height after the next. One of them remains, because the last
+        voter is never expelled.
         """
         for keys in (self.voters, self.upcoming):
             left = sorted(self.current_key(key) for key in keys if not self.is_expelled(key))
@@ -199,7 +206,7 @@ MemberTransaction = (
     | RetireMember
     | RotateKey
 )
-ADMIT_KIND = "member/admit"  # the only kind that is not written by a member
+ADMIT_KIND = "member/admit"  # kind of the only transaction whose author is not a member yet
 MEMBER_TRANSACTIONS: dict[str, type[MemberTransaction]] = {
     ADMIT_KIND: AdmitMember,
     "member/revoke": RevokeInvitation,
@@ -222,7 +229,7 @@ class MemberExpelled:
 
 @dataclass(frozen=True, slots=True)
 class MemberRekeyed:
-    """A fact: a member has rotated its key."""
+    """A fact: a member has rotated from this key to another one."""
 
     old: bytes
     new: bytes
@@ -231,7 +238,8 @@ class MemberRekeyed:
 class MembersModule(Module[MembersState]):
     name = "members"
     contents = MEMBER_TRANSACTIONS
-    # The table of members is copied for each change. `member/admit` and `member/rotate` read all rows.
+    # Cost of each transaction, in signature checks. Each one copies the table of members, and `member/admit` and
+    # `member/rotate` read all its rows.
     costs: ClassVar[Mapping[str, int]] = {**dict.fromkeys(MEMBER_TRANSACTIONS, 3), ADMIT_KIND: 24, "member/rotate": 24}
     state_type = MembersState
 
@@ -299,7 +307,7 @@ def use_nonce(state: MembersState, transaction: Transaction, author: bytes) -> M
     """
     member = state.members.get(author)
     if member is not None and not state.is_current_key(author):
-        # The refusal is permanent, and therefore not `Refused`: peers neither keep nor relay the transaction.
+        # This refusal is permanent and therefore not `Refused`: peers neither keep nor relay the transaction.
         gone = "is expelled" if member.expelled else "was replaced by a new key"
         raise RemoteProtocolError("not-a-member", f"{short_id(author)} {gone}")
     expected = member.nonce + 1 if member else 1
@@ -316,7 +324,7 @@ def use_nonce(state: MembersState, transaction: Transaction, author: bytes) -> M
 
 
 class VoterChange(NamedTuple):
-    """One change of the voter set."""
+    """One change of the voter set: a removed voter, an added voter, or both for a rotated key."""
 
     removed: bytes | None
     added: bytes | None
@@ -325,14 +333,15 @@ class VoterChange(NamedTuple):
 def advance_voter_sets(state: MembersState, height: int, time_ms: int) -> MembersState:
     """Advance the voter sets by one height. Changes decided in block h act at h+2, at most max(1, f) of them per block.
 
-    Expired retirement votes, used tokens and revoked tokens are dropped. `time_ms` is the parent block's time, as for admission.
+    Expired retirement votes, used tokens and revoked tokens are dropped. `time_ms` is the parent block's time, with which the
+    expiry of invitations is compared.
     """
     wishes = {voter: wish for voter, wish in state.retirement_votes.items() if wish.expires >= time_ms}
     state = replace(state, retirement_votes=wishes)
     subject = _to_retire(state)
     if subject is not None:
-        # The member loses roles and candidacy at once, and its vote as if it resigned. It stays a member, and may register and
-        # stand again.
+        # The retired member loses its roles and its candidacy at once, and its vote as if it resigned. It stays a member, and
+        # may register and stand again.
         state = replace(
             _with_member(state, subject, replace(state.members[subject], roles=(), retired=height)),
             candidates={key: approvals for key, approvals in state.candidates.items() if key != subject},
@@ -366,7 +375,7 @@ def is_voter_change_due(state: MembersState) -> bool:
 
 
 def _changes(state: MembersState) -> list[VoterChange]:
-    """Return all waiting changes in the order in which they act, the oldest first where their age is known."""
+    """Return all waiting changes of the voter set in the order in which they act. Expulsions and rotations are sorted by age."""
     members = state.members
     expelled = sorted((members[key].expelled or 0, key) for key in state.upcoming if state.is_expelled(key))
     rotated = [(members[key].successor, key) for key in state.upcoming if not state.is_expelled(key)]
@@ -380,7 +389,7 @@ def _changes(state: MembersState) -> list[VoterChange]:
 
 
 def _joins(state: MembersState) -> list[bytes]:
-    """Return the candidates with a quorum of approvals, up to the number of free places."""
+    """Return the candidates with a quorum of approvals, up to the number of free places in the voter set."""
     if not state.candidates:
         return []
     quorum, voters = VoterSet(state.voters).quorum, set(state.voters)
@@ -389,7 +398,7 @@ def _joins(state: MembersState) -> list[bytes]:
 
 
 def _staying(state: MembersState) -> set[bytes]:
-    """Return the voters that remain when those that leave or are expelled are gone. There is always one."""
+    """Return the voters that remain after all resignations and expulsions have acted. There is always one."""
     return {key for key in state.upcoming if key not in state.resigning_voters and not state.is_expelled(key)}
 
 
@@ -397,7 +406,10 @@ def _staying(state: MembersState) -> set[bytes]:
 
 
 def _retire(state: MembersState, retire: RetireMember, author: bytes, context: BlockContext) -> MembersState:
-    """Record a retirement vote. Raises `Refused` if it has no effect with the present voters; each block checks this again."""
+    """Record a retirement vote.
+
+    Raises `Refused` if the vote has no effect with the present voters. Each block checks the votes again.
+    """
     subject = retire.subject
     if author not in state.voters:
         raise Refused(f"{short_id(author)} is not a voter, so it cannot retire members")
@@ -424,7 +436,7 @@ def _retire(state: MembersState, retire: RetireMember, author: bytes, context: B
 def _to_retire(state: MembersState) -> bytes | None:
     """Return the member that a quorum of the present voters wants to retire, if the remaining voters allow it.
 
-    There is at most one: two quorums share a voter, and each voter has one vote.
+    There is at most one such member: two quorums share a voter, and each voter has one vote.
     """
     if not state.retirement_votes:
         return None
@@ -439,14 +451,14 @@ def _to_retire(state: MembersState) -> bytes | None:
 
 
 def retirement_vote_count(state: MembersState, subject: bytes) -> int:
-    """Return the number of votes to retire this member. If f is smaller without it, only votes with `lower_tolerance` count."""
+    """Return the number of votes to retire this member. Without `lower_tolerance`, a vote counts only if f stays the same."""
     assert state.retirement_votes.keys() <= set(state.voters), "retirement votes end with their author's vote"
     lowers = lowers_tolerance(state, subject)
     return sum(wish.subject == subject and (wish.lower_tolerance or not lowers) for wish in state.retirement_votes.values())
 
 
 def lowers_tolerance(state: MembersState, subject: bytes) -> bool:
-    """Return whether f is smaller without this voter, once leaving and expelled voters are gone. Joins are not counted."""
+    """Return whether f is smaller without this voter, after all resignations and expulsions. Waiting joins are not counted."""
     left = len(_staying(state))
     return subject in state.upcoming and faults_tolerated(left - 1) < faults_tolerated(left)
 
@@ -459,7 +471,7 @@ def _is_last(state: MembersState, subject: bytes) -> bool:
 
 
 def expel_member(state: MembersState, culprit: bytes, height: int) -> MembersState:
-    """Expel a member: it loses everything but its vote at once. Its vote ends with the next change of the voters.
+    """Expel a member, which loses everything but its vote at once. The vote ends with the next change of the voter set.
 
     A replaced key expels its member only while it is in a known voter set. Rotation is therefore no escape, and a stolen old key
     is harmless once it has left the voter sets. Raises `Refused` for the last voter, and for a key that is expelled or unknown.
@@ -485,7 +497,8 @@ def _rotate(state: MembersState, rotate: RotateKey, author: bytes, context: Bloc
     member = state.members[author]
     if rotate.new_key in state.members:
         raise Refused(f"{short_id(rotate.new_key)} is or was the key of a member: use a new key")
-    # Other members leave room for rotations of voters: a voter whose vote log is lost can vote again only with a new key.
+    # Members that are not voters leave room for rotations of voters: a voter that lost its vote log can vote again only with a
+    # new key.
     old_keys = sum(other.successor is not None for other in state.members.values())
     has_room = len(state.members) < MEMBERS_MAX and (author in state.upcoming or old_keys < OLD_KEYS_MAX)
     if not has_room or member.rotations >= ROTATIONS_MAX:
@@ -500,8 +513,9 @@ def _rotate(state: MembersState, rotate: RotateKey, author: bytes, context: Bloc
 
 
 def _without(state: MembersState, keys: Set[bytes]) -> MembersState:
-    """Return the state without candidacies, approvals, retirement votes and revocations of these keys, and votes about them.
-    Their invitations no longer admit anyone, revoked or not.
+    """Return the state without all candidacies, approvals, revocations and retirement votes by these keys or about them.
+
+    The invitations of these keys no longer admit members, even if they were not revoked.
     """
     standing = {
         candidate: tuple(key for key in approvals if key not in keys)
@@ -549,7 +563,7 @@ def _admit(state: MembersState, admit: AdmitMember, author: bytes, nonce: int, c
 
 
 def _gone(state: MembersState, invitation: Invitation, inviter: bytes, context: BlockContext) -> str:
-    """Return the reason why an invitation is no longer valid, or an empty text."""
+    """Return why an invitation is no longer valid, as the rest of a sentence. Empty: the invitation is valid."""
     if invitation.expires < context.time_ms:
         return "has expired"
     if invitation.token in state.used_tokens:

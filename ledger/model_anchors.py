@@ -11,24 +11,24 @@ from protocol.codec import Count, Digest, Key, Length
 from protocol.identity import short_id
 from protocol.units import display_round_number
 
-ANCHORS_MAX = 16  # anchors of one job: each is a model on every disk, and further ones only shorten a rollback
-UNDONE_KEPT = 32  # the last rollbacks of one job, kept for people
+ANCHORS_MAX = 16  # anchors of one job: each costs every disk a model, and more would only shorten rollbacks
+UNDONE_KEPT = 32  # last rollbacks of one job that are listed, for people
 
 
 @dataclass(frozen=True, slots=True)
 class ModelAnchor:
     """A model that a job may return to."""
 
-    round: Count  # the round that began with it
-    rounds_in_model: Count  # rounds in the model
+    round: Count  # round that began with this model
+    rounds_in_model: Count  # number of rounds in the model's history
     root: Digest
 
 
 class UndoReason(enum.StrEnum):
     FALSE = "false"  # an update was found false
-    WITHHELD = "withheld"  # an update could not be audited, because its trainer showed nothing
-    STOPPED = "stopped"  # the job ended during audits of these rounds
-    VOTED = "voted"  # a quorum of voters asked for it
+    WITHHELD = "withheld"  # an update could not be audited, because its trainer did not serve the data
+    STOPPED = "stopped"  # the job ended while audits of these rounds were open
+    VOTED = "voted"  # a quorum of voters requested the rollback
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +36,29 @@ class UndoneRounds:
     """Rounds whose steps a rollback removed from the model."""
 
     first: Count
-    last: Count  # last undone round, which may have been open
+    last: Count  # last undone round, which may have been open at the time
     height: Count
     reason: UndoReason
-    trainer: Key | None = None  # the convicted trainer
+    trainer: Key | None = None  # trainer that was convicted; None: the rollback has another reason
 
 
-ModelAnchors = Annotated[tuple[ModelAnchor, ...], Length(0, ANCHORS_MAX)]  # ascending
+ModelAnchors = Annotated[tuple[ModelAnchor, ...], Length(0, ANCHORS_MAX)]  # in ascending order of rounds
 
 
 def newest_anchor_up_to(anchors: Sequence[ModelAnchor], number: int) -> ModelAnchor:
-    """Return the newest anchor at or before this round. Normally there is one for each round that an audit can reach.
+    """Return the newest anchor at or before this round.
 
-    If a step of the audits failed, those rounds are unknown and the anchor may be missing: the result is then the oldest anchor.
+    Normally there is one for each round that an audit can undo. If a step of the module of audits failed, these rounds are
+    unknown and such an anchor may be missing. The oldest anchor is then returned.
     """
     return max((anchor for anchor in anchors if anchor.round <= number), key=lambda anchor: anchor.round, default=anchors[0])
 
 
 def anchors_to_keep(anchors: Sequence[ModelAnchor], doubtful: int) -> tuple[ModelAnchor, ...]:
-    """Return the newest anchor at or before the first doubtful round and those after it, with room for one more.
+    """Return the anchors to keep: the newest one at or before the first doubtful round, and all later ones.
 
-    If there are too many, those with the closest neighbours are removed: this lengthens the longest rollback by the least.
+    There is always room for one more anchor. If there are too many, anchors with the closest neighbours are dropped, because this
+    lengthens the longest rollback least.
     """
     first = newest_anchor_up_to(anchors, doubtful)
     left = [anchor for anchor in anchors if anchor.round >= first.round]
@@ -74,7 +76,7 @@ UNDO_REASON_TEXTS = {
 
 
 def format_undone_rounds(undone: UndoneRounds, name: Callable[[bytes], str] = short_id) -> str:
-    """Return a sentence for people. `name` gives the name of the trainer with this key."""
+    """Return a sentence about a rollback, for people. `name` returns the name of the trainer with a given key."""
     which = f"rounds {display_round_number(undone.first)} to {display_round_number(undone.last)} are"
     if undone.first == undone.last:
         which = f"round {display_round_number(undone.first)} is"

@@ -11,7 +11,7 @@ height, so that operators have time to see it.
 | a quorum of equal votes | a due upgrade | the last of them is decided |
 | a due upgrade | the network's version of the module | before its height is applied (`LedgerRules.with_due_upgrades`) |
 
-A peer whose program lacks a version applies all blocks below that height, and signs nothing at it or above.
+A peer whose program lacks a version applies all blocks below the upgrade's height, and signs nothing from that height on.
 
 Voters also set limits of the network: see `NetworkLimit`.
 """
@@ -39,7 +39,7 @@ from protocol.limits import (
 from protocol.messages import Name
 from protocol.name_validation import check_name
 
-PARAMETERS_LIMIT = "parameters"  # limit of the parameters of a new job's model: the only limit so far
+PARAMETERS_LIMIT = "parameters"  # name of the limit on parameters of a new job's model, the only limit so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +53,29 @@ class ModuleUpgrade:
 
 @dataclass(frozen=True, slots=True)
 class NetworkLimit:
-    """`network/limit`: a voter's vote that the network allows at most `most`.
+    """`network/limit`: a voter's vote that the limit of this name is `most`. A quorum of equal votes sets the limit.
 
-    A quorum of equal votes decides the limit, which applies from the next transaction on. A voter has one vote for each limit. A
-    vote for the present value withdraws the voter's former vote.
+    The limit applies from the next transaction on. A voter has one vote for each limit. A vote for the present value withdraws
+    the voter's former vote.
     """
 
-    name: Name  # `PARAMETERS_LIMIT`
+    name: Name  # name of the limit: `PARAMETERS_LIMIT`
     most: Annotated[int, Between(1, PARAMETERS_ALLOWED_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkState:
-    modules: ModuleVersions  # in their order inside a block
-    upgrade_votes: Annotated[dict[Key, ModuleUpgrade], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # voter -> its vote
-    # ascending by height and name, at most one of a module
+    modules: ModuleVersions  # running versions, in the order in which modules act in a block
+    # Voter -> its vote for an upgrade.
+    upgrade_votes: Annotated[dict[Key, ModuleUpgrade], Length(0, VOTERS_MAX)] = field(default_factory=dict)
+    # Upgrades that a quorum has decided, ascending by height and name, at most one for each module.
     due_upgrades: Annotated[tuple[ModuleUpgrade, ...], Length(0, MODULES_MAX)] = ()
     parameters_max: Annotated[int, Between(1, PARAMETERS_ALLOWED_MAX)] = PARAMETERS_ALLOWED
-    limit_votes: Annotated[dict[Key, NetworkLimit], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # voter -> its vote
+    # Voter -> its vote for a limit.
+    limit_votes: Annotated[dict[Key, NetworkLimit], Length(0, VOTERS_MAX)] = field(default_factory=dict)
 
     def module_version(self, module: str) -> int:
-        """Return the version that runs, or 0 if the network has no such module."""
+        """Return the version of this module that the network runs. 0: the network has no such module."""
         return next((running.version for running in self.modules if running.name == module), 0)
 
     def require_parameters_allowed(self, parameters: int) -> None:
@@ -85,7 +87,8 @@ class NetworkState:
 
 class NetworkModule(Module[NetworkState]):
     name = "network"
-    costs: ClassVar[Mapping[str, int]] = {"network/upgrade": 4, "network/limit": 4}  # each transaction counts all votes
+    # Cost in signature checks: each vote is counted with all others.
+    costs: ClassVar[Mapping[str, int]] = {"network/upgrade": 4, "network/limit": 4}
     contents: ClassVar[Mapping[str, type]] = {"network/upgrade": ModuleUpgrade, "network/limit": NetworkLimit}
     state_type = NetworkState
 
@@ -115,7 +118,7 @@ class NetworkModule(Module[NetworkState]):
 def _with_upgrade_wish(
     state: NetworkState, wish: ModuleUpgrade, author: bytes, members: MembersState, height: int
 ) -> NetworkState:
-    """Return the state with this vote. Raises `Refused`."""
+    """Return the state with this voter's upgrade vote. Raises `Refused`."""
     if author not in members.voters:
         raise Refused(f"{short_id(author)} is not a voter, so it cannot vote for an upgrade")
     check_name(wish.module)
@@ -134,7 +137,7 @@ def _with_upgrade_wish(
 
 
 def _with_limit_wish(state: NetworkState, wish: NetworkLimit, author: bytes, voters: VoterSet) -> NetworkState:
-    """Return the state with this vote. Raises `Refused`."""
+    """Return the state with this voter's vote for a limit. Raises `Refused`."""
     if author not in voters.members:
         raise Refused(f"{short_id(author)} is not a voter, so it cannot vote for a limit")
     if wish.name != PARAMETERS_LIMIT:
@@ -151,7 +154,10 @@ def _with_limit_wish(state: NetworkState, wish: NetworkLimit, author: bytes, vot
 
 
 def _decided(state: NetworkState, members: MembersState) -> NetworkState:
-    """Make an upgrade due if a quorum votes for it. There is at most one: two quorums share a voter, which has one vote."""
+    """Return the state with one more due upgrade if a quorum votes for it.
+
+    A block cannot decide two upgrades at once: two quorums share a voter, which has one vote.
+    """
     voters = VoterSet(members.voters)
     counts = Counter(wish for voter, wish in state.upgrade_votes.items() if voter in voters)
     for wish, count in counts.items():

@@ -1,6 +1,6 @@
 """Proofs of one row of a table, or of its absence, for a verifier that knows only a genesis and is offline.
 
-`docs/protocol/tables.md` defines the file byte by byte. Each step of the proof depends on the one before:
+`docs/protocol/tables.md` defines the file byte by byte. Each step of the proof depends on the former step:
 
 - The genesis names the first voters.
 - Links lead from them to the voters of the last header, who signed its certificate.
@@ -32,29 +32,35 @@ from protocol.limits import MESSAGE_BYTES_MAX, ROW_BYTES_MAX
 from protocol.messages import LightBlock, Name
 from protocol.name_validation import name_problem
 
-PROOF_LINKS_MAX: Final = 1 << 16  # enough for seven years of a network that changes its voters every hour
-# Room for two modules of the largest size. The `network` module needs a thousandth of one, which leaves room for the links. A
-# malicious file makes its reader allocate this memory, once.
+# Light blocks in one file: enough for seven years of a network that changes its voters every hour.
+PROOF_LINKS_MAX: Final = 1 << 16
+# Maximum bytes of a file: two modules of the largest size. The `network` module needs a thousandth of that, which leaves room
+# for the links. The reader of a malicious file allocates this memory once.
 PROOF_FILE_BYTES_MAX: Final = 2 * SNAPSHOT_MODULE_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class RowProof:
     genesis: Annotated[bytes, Length(1, MESSAGE_BYTES_MAX)]
-    light_blocks: Annotated[tuple[LightBlock, ...], Length(1, PROOF_LINKS_MAX)]  # the last header names the state root
-    digests: Annotated[dict[Name, Digest], Length(1, MODULES_MAX)]  # digests of all modules
-    network: Annotated[bytes, Length(1, SNAPSHOT_MODULE_BYTES_MAX)]  # encoded `network` module, with the versions of all modules
+    # Links from the genesis on; the last header names the state root.
+    light_blocks: Annotated[tuple[LightBlock, ...], Length(1, PROOF_LINKS_MAX)]
+    digests: Annotated[dict[Name, Digest], Length(1, MODULES_MAX)]  # module name -> digest of the module's state
+    # Encoded state of the module `network`, with the versions of all modules.
+    network: Annotated[bytes, Length(1, SNAPSHOT_MODULE_BYTES_MAX)]
     module: Name
-    state: Annotated[bytes, Length(1, SNAPSHOT_MODULE_BYTES_MAX)]  # encoded module with the table
-    field: Count  # the table's place among the fields of `state`
+    state: Annotated[bytes, Length(1, SNAPSHOT_MODULE_BYTES_MAX)]  # encoded state of the module with the table
+    field: Count  # index of the table among the fields of `state`
     key: RowKey
-    value: RowValue | None  # nil: the key has no row
+    value: RowValue | None  # encoded record; nil: the key has no row
     proof: KeyProof
 
 
 @dataclass(frozen=True, slots=True)
 class RowProofFile:
-    """A file of format 1. The digest detects accidental damage. It is no proof, because anybody can compute it."""
+    """A file with a row proof, in format 1.
+
+    The digest detects accidental damage. It proves nothing, because anybody can compute it.
+    """
 
     TAG: ClassVar[str] = "row-proof-1"
     content: Annotated[bytes, Length(1, PROOF_FILE_BYTES_MAX)]  # a `RowProof`
@@ -63,24 +69,27 @@ class RowProofFile:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedRow:
-    """The facts that a file proves to a verifier that trusts its genesis. `record` is None without a value or a known type."""
+    """The facts that a row proof proves to a verifier that trusts its genesis.
+
+    `record` is None without a value or a known type.
+    """
 
     genesis: Genesis
-    height: int  # the row is part of the state after this height
-    certified: VerifiedHeader  # the next block, whose header names that state's root
-    voters: VoterSet  # the voters that decided it
-    voter_set_change_count: int  # changes of the voter set since the genesis
-    version: int  # version of the module with the table
-    is_known: bool  # whether this program knows the version; if not, only the file claims that the field is a table
-    table: str  # module/field; the field is a number from 0 if this program does not know the module
+    height: int  # height after whose block the state contains the row
+    certified: VerifiedHeader  # header of the next block, which names the root of that state
+    voters: VoterSet  # voters that decided the next block
+    voter_set_change_count: int  # number of changes of the voter set since the genesis
+    version: int  # version of the module that has the table
+    is_known: bool  # whether this program knows that version; otherwise only the file states that the field is a table
+    table: str  # table as "module/field"; the field is an index from 0 if this program does not know the version
     root: TableRoot
     key: bytes
     value: bytes | None
     record: Any
-    state: bytes  # encoding of the module's state, with the roots of its other tables
+    state: bytes  # encoded state of the module, with the roots of its other tables
 
     def root_of(self, state_type: type, field: str) -> TableRoot:
-        """Return the root of another table of this module, whose state has this type. Raises `RemoteProtocolError`."""
+        """Return the root of another table of the same module, whose state has this type. Raises `RemoteProtocolError`."""
         names = [of.name for of in fields(state_type)]
         return _table_root(self.state, self.table.split("/")[0], names.index(field))
 
@@ -89,7 +98,7 @@ class VerifiedRow:
 
 
 def make_row_proof(genesis: Genesis, state: LedgerState, links: tuple[LightBlock, ...], table: str, key: bytes) -> bytes:
-    """Return a file that proves one row of a table of `state`, which the last link certifies. May raise `StorageError`."""
+    """Return a file that proves one row of a table of `state`, whose root the last link certifies. May raise `StorageError`."""
     name, _, field = table.partition("/")
     value = state.modules[name]
     rows = state.tables[table]
@@ -123,9 +132,10 @@ def chain_id_of_proof(data: bytes) -> bytes:
 
 
 def verify_row_proof_file(data: bytes, modules: Iterable[Module[Any]], verifier: Verifier) -> VerifiedRow:
-    """Verify a file with the modules of this program. Raises `RemoteProtocolError` with the step that failed.
+    """Verify a file and return its facts. Raises `RemoteProtocolError` with the step that failed.
 
-    The caller must check the genesis, whose hash is the chain id: the whole proof depends on it.
+    `modules` are those of this program. The caller must check the genesis, whose hash is the chain id: the whole proof depends on
+    it.
     """
     file = decode_message(data, (RowProofFile,), PROOF_FILE_BYTES_MAX)
     if hashlib.sha256(file.content).digest() != file.digest:
@@ -138,7 +148,7 @@ def verify_row_proof_file(data: bytes, modules: Iterable[Module[Any]], verifier:
     path = LightClient(genesis.chain_id, verifier, 0, genesis.voters, None)
     for link in content.light_blocks[:-1]:
         path.verify_light_block(link)
-    voters = path.voters  # voters of the last link's block
+    voters = path.voters  # voters of the block in the last link
     certified = path.verify_light_block(content.light_blocks[-1])
     if state_root_over(content.digests) != certified.header.state_root:
         raise _bad(f"the modules do not match the state root in block {certified.header.height}")
@@ -180,7 +190,7 @@ def _module(content: RowProof, name: str, encoded: bytes) -> bytes:
 
 
 def _table_root(state: bytes, module: str, field: int) -> TableRoot:
-    """Return the root of a table. The rest of the module's state stays encoded."""
+    """Return the root of a table, without decoding the other fields of the module's state."""
     try:
         found = encoded_item(state, field)
         root = decode(TableRoot, found, len(found))

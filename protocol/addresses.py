@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from protocol.errors import UserError
 from protocol.limits import ADDRESS_CHARACTERS_MAX, ADVERTISED_MAX
 
-WILDCARDS = ("0.0.0.0", "::")  # as listening addresses they mean all interfaces; nobody can dial them
-NO_LISTEN_ADDRESS = "none"  # setting of a peer that accepts no connections
+WILDCARDS = ("0.0.0.0", "::")  # hosts that as listening addresses mean all interfaces, and that no peer can dial
+NO_LISTEN_ADDRESS = "none"  # value of the setting of a peer that accepts no connections
 _LABEL = "[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 # A host whose last label has only digits is a malformed IP address, not a name (WHATWG URL, "ends in a number").
 _NAME = re.compile(rf"(?:{_LABEL}\.)*(?![0-9]+\.?$){_LABEL}\.?", re.IGNORECASE | re.ASCII)
@@ -21,7 +21,7 @@ _NAME = re.compile(rf"(?:{_LABEL}\.)*(?![0-9]+\.?$){_LABEL}\.?", re.IGNORECASE |
 def parse_address(text: str, what: str = "") -> tuple[str, int]:
     """Return host and port of "host:port" or "[v6 address]:port".
 
-    Raises `UserError` if `text` is neither. Its message begins with `what` and quotes the text.
+    Raises `UserError` if `text` has neither form. The error's message begins with `what` and quotes the text.
     """
     host, separator, port = text.rpartition(":")
     is_v6 = host.startswith("[") and host.endswith("]")
@@ -44,7 +44,7 @@ def is_ip(host: str) -> bool:
 
 
 def host_subnet(host: str) -> str:
-    """Return the key of a host in quotas: an IPv4 address, a name, or an IPv6 /64 network, which one owner usually has."""
+    """Return the key of a host in quotas: its IPv4 address, its name, or its IPv6 /64 network, which usually has one owner."""
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:
@@ -55,7 +55,7 @@ def host_subnet(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine itself, and is reached from this machine only."""
+    """Return whether a host is the loopback interface, which only programs on the same machine can reach."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -81,7 +81,7 @@ def parse_listen_addresses(text: str, what: str = "") -> tuple[str, ...]:
 
 
 def format_listen_addresses(listening: Sequence[str], told: Sequence[str]) -> str:
-    """Describe where a running peer listens, and the addresses that it announces (`told`), if they differ."""
+    """Describe the addresses on which a running peer listens, and the addresses that it announces (`told`), if they differ."""
     if not listening:
         return "accepts no connections, only dials other peers"
     differs = told and list(told) != list(listening)
@@ -89,17 +89,17 @@ def format_listen_addresses(listening: Sequence[str], told: Sequence[str]) -> st
 
 
 def format_listen_error(error: OSError) -> str:
-    """Describe an error of listening and, after `; `, its remedy."""
+    """Describe a failure to listen on an address and, after `; `, its remedy."""
     way = "stop the program that uses it, or choose" if error.errno == errno.EADDRINUSE else "choose"
     return f"{(error.strerror or str(error)).lower()}; {way} another address (HOST:PORT, port 0 for any free one)"
 
 
 class AddressScope(enum.StrEnum):
-    """The peers that can reach an address."""
+    """The set of peers that can reach an address."""
 
-    LOOPBACK = "loopback"  # the machine itself
-    PRIVATE = "private"  # peers of its local network; elsewhere the address is another machine's
-    PUBLIC = "public"  # all machines; DNS names are assumed to be public
+    LOOPBACK = "loopback"  # peers on the same machine
+    PRIVATE = "private"  # peers in the same local network; in another network the address belongs to another machine
+    PUBLIC = "public"  # all peers; DNS names are assumed to be public
 
     def includes(self, other: AddressScope) -> bool:
         """Return whether this scope contains the scope `other`."""
@@ -108,7 +108,7 @@ class AddressScope(enum.StrEnum):
 
 
 def scope_of(address: str) -> AddressScope:
-    """Return the scope of "host:port". Raises `UserError` if it is not an address."""
+    """Return the scope of the address "host:port". Raises `UserError` for any other text."""
     host = parse_address(address)[0]
     if is_loopback(host):
         return AddressScope.LOOPBACK
@@ -116,12 +116,12 @@ def scope_of(address: str) -> AddressScope:
         ip = ipaddress.ip_address(host)
     except ValueError:
         return AddressScope.PUBLIC
-    mapped = getattr(ip, "ipv4_mapped", None) or ip  # ::ffff:10.0.0.1 is 10.0.0.1
+    mapped = getattr(ip, "ipv4_mapped", None) or ip  # an IPv4 address in IPv6 form: ::ffff:10.0.0.1 is 10.0.0.1
     return AddressScope.LOOPBACK if mapped.is_loopback else AddressScope.PUBLIC if mapped.is_global else AddressScope.PRIVATE
 
 
 def expand_wildcards(listening: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:
-    """Return the addresses of a listening peer. A wildcard is replaced by the `hosts` of its IP version."""
+    """Return the addresses of a listening peer. The `hosts` of its IP version replace a wildcard."""
     found: dict[str, None] = {}
     for address in listening:
         host, port = parse_address(address)
@@ -132,7 +132,7 @@ def expand_wildcards(listening: Sequence[str], hosts: Sequence[str]) -> tuple[st
 
 
 def check_dialable_address(text: str, what: str) -> str:
-    """Return `text` if other peers can dial it. Raises `UserError` otherwise, whose message begins with `what`."""
+    """Return `text` if other peers can dial it. Otherwise raises `UserError` with a message that begins with `what`."""
     host, port = parse_address(text, f"{what}: ")
     if port == 0:
         raise UserError(f"{what}: {text!r} has port 0, which other peers cannot dial; give the port that they can reach")
@@ -144,9 +144,9 @@ def check_dialable_address(text: str, what: str) -> str:
 
 
 def _is_host(host: str, version: int) -> bool:
-    """Return whether `host` is an address of this IP version, or for version 4 a name.
+    """Return whether `host` is an address of this IP version. For version 4, names are hosts, too.
 
-    An address with `%` is refused: the name of a local interface follows, which may be any text.
+    An address with `%` is refused: it contains the name of a local interface, which may be any text.
     """
     try:
         return "%" not in host and ipaddress.ip_address(host).version == version

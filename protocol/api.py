@@ -16,11 +16,11 @@ from protocol.sampling import SamplingOptions
 BULK_TRAFFIC_KINDS = (
     "blobs",
     "reveals",
-)  # shares of `bulk` traffic: all blobs, and the blobs that audits request
+)  # parts of the `bulk` traffic that are counted separately: all blobs, and the blobs that audits request
 
 
-INVITATION_DAYS = 7  # default lifetime of an invitation
-INVITATION_DAYS_MAX = 90  # after more days, nobody remembers for whom an invitation was made
+INVITATION_DAYS = 7  # default lifetime of an invitation in days
+INVITATION_DAYS_MAX = 90  # maximum lifetime in days: later, nobody remembers for whom an invitation was made
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class LinkMinute:
 
     ago_seconds: float  # seconds since the end of the minute; 0: the current minute
     pings: int
-    round_trip_ms: float | None  # mean; None: not measured, as in the next four fields
+    round_trip_ms: float | None  # mean of the pings; None: not measured, as in the next four fields
     round_trip_ms_least: float | None
     round_trip_ms_most: float | None
     mbit_per_second: float | None
@@ -42,15 +42,15 @@ class LinkView:
     address: str
     outgoing: bool
     connected_seconds: float
-    round_trip_ms: float | None  # the median of the last five pings
+    round_trip_ms: float | None  # median of the last five pings
     bytes_sent: int
     bytes_received: int
-    kind: str = "direct"  # or "relayed"
-    relay: str | None = None  # peer id of the relay, if it is relayed
-    mbit_per_second: float | None = None  # rate of transfers to this peer while the link was the bottleneck
-    retransmitted: float | None = None  # share of segments in the last hour; None: the kernel does not report it
-    silent_seconds: float | None = None  # seconds since the last message, if they are suspiciously many
-    history: tuple[LinkMinute, ...] = ()  # last hour, oldest first, without minutes that have no measurement
+    kind: str = "direct"  # kind of link: direct, relayed
+    relay: str | None = None  # peer id of the relay of a relayed link
+    mbit_per_second: float | None = None  # rate of transfers to this peer while the link was their bottleneck
+    retransmitted: float | None = None  # share of retransmitted segments in the last hour; None: the kernel does not report it
+    silent_seconds: float | None = None  # seconds since the peer's last message, if there are suspiciously many; otherwise None
+    history: tuple[LinkMinute, ...] = ()  # measurements of the last hour, the oldest first, without minutes that have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,34 +60,34 @@ class PeerView:
     roles: tuple[str, ...]
     member: bool
     voter: bool
-    leader: bool  # whether it leads the open height
+    leader: bool  # whether this peer is the leader of the current view
     me: bool
     link: LinkView | None
-    approvals: tuple[str, ...]  # voters that approve this member as a voter
-    membership: str  # the last decision about its membership, for people
-    departed: str = ""  # reason why this key no longer takes part: expulsion, or another key of its owner
+    approvals: tuple[str, ...]  # peer ids of voters that approve this member as a voter
+    membership: str  # accepted proposals, candidacy and retirement of this member, for people
+    departed: str = ""  # why this key no longer takes part: its expulsion, or the key that replaced it; empty: it takes part
 
 
 @dataclass(frozen=True, slots=True)
 class DialView:
-    """An address that this peer cannot reach."""
+    """An address that this peer tries to dial and cannot reach."""
 
     address: str
-    peer: str  # expected peer id; empty: any
+    peer: str  # peer id that is expected at the address; empty: any
     reason: str
-    attempts: int  # consecutive failures
+    attempts: int  # consecutive failed attempts
     next_attempt_seconds: float
-    text: str  # all fields in one line, for people
+    text: str  # all other fields in one line, for people
 
 
 class PeerState(enum.StrEnum):
-    """States of a peer, the gravest last. A peer reports the gravest one that is true."""
+    """States of a peer, the most serious last. A peer reports the most serious state that applies."""
 
     WORKING = "working"
     SUSPENDED = "suspended"  # the peer votes, but does not train for some time
     BEHIND = "behind"
-    WAITING = "waiting"  # the peer can decide nothing before another peer connects
-    SILENT = "silent"  # the peer signs nothing until the network has passed heights that it may have signed before
+    WAITING = "waiting"  # the peer can decide nothing until another peer connects
+    SILENT = "silent"  # the peer signs nothing until the network has passed all heights at which the peer may have signed before
     JOINING = "joining"
     HALTED = "halted"
     EXPELLED = "expelled"
@@ -95,11 +95,11 @@ class PeerState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OptionalServiceView:
-    """A service that the operator has turned on, such as UPnP or mDNS."""
+    """A service that the operator has turned on: UPnP or mDNS."""
 
-    name: str  # name of the setting
+    name: str  # name of the setting that turns the service on
     is_working: bool
-    text: str  # its state or its failure, for people
+    text: str  # state or failure of the service, for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,33 +115,34 @@ class StatusView:
     address: str
     data_directory: str
     process: int
-    height: int  # blocks decided and applied
+    height: int  # height of the last block that this peer has applied
     view: int
     state_root: str
     voter: bool
     voters: int
-    tolerated: int  # f
-    quorum: int  # q
+    tolerated: int  # f, the number of faulty voters that the voters tolerate
+    quorum: int  # number of votes that a decision needs
     links: int
-    halted: str  # reason why this peer signs nothing, for good or for some time; empty: it signs
+    halted: str  # why this peer signs nothing, for ever or for some time; empty: it signs
     uptime_seconds: float
-    waiting: str = ""  # peers that this peer needs for any decision and waits for; empty: none
-    suspended: str = ""  # the end of this trainer's suspension, and the reason; empty: it may train
-    unaudited: tuple[str, ...] = ()  # names of running jobs without re-execution
-    fork: str = ""  # two certified blocks at one height; empty: none. It stops nothing
-    module_failure: str = ""  # the last failure of a module since the start, which is a bug. It stops nothing
+    waiting: str = ""  # peers without which no decision is possible and which are not connected; empty: none
+    suspended: str = ""  # end and reason of this trainer's suspension; empty: it may train
+    unaudited: tuple[str, ...] = ()  # names of running jobs without re-execution of updates
+    fork: str = ""  # two certified blocks of one height, for people; empty: none. The peer continues
+    module_failure: str = ""  # last failure of a module since the start, which is a bug; empty: none. The peer continues
     state: str = "working"  # a value of `PeerState`
-    decided_seconds_ago: float | None = None  # seconds since the last decision here; None: there was none
+    decided_seconds_ago: float | None = None  # seconds since this peer last decided a block; None: it has decided none
     unreached_addresses: tuple[DialView, ...] = ()  # addresses that this peer cannot reach
-    heights_behind: int | None = 0  # heights that others have decided and this peer has not applied; None: no peer is connected
-    straggling: str = ""  # reason why this trainer's updates are late, and the remedy; empty: they are in time
-    reexecution_limits: str = ""  # running jobs in which this peer re-executes last or never, with end and reason
-    disk_shortage: str = ""  # jobs that do not fit on this peer's disk, and the consequence; empty: all fit
-    parameters_max: int = 0  # limit of this network for a job's model
-    reachability: str = "unknown"  # direct: others can dial this peer; relayed: they cannot; unknown: too few tried
-    listen_addresses: tuple[str, ...] = ()  # where this peer accepts connections, with the actual ports
-    announced_addresses: tuple[str, ...] = ()  # addresses that it announces to other peers
-    optional_services: tuple[OptionalServiceView, ...] = ()  # UPnP and mDNS, if they are on
+    heights_behind: int | None = 0  # number of decided heights that this peer has not applied; None: no peer is connected
+    straggling: str = ""  # why this trainer's updates arrive late, and the remedy; empty: they arrive in time
+    # Running jobs in which this peer is asked last or never to re-execute, with end and reason; empty: none.
+    reexecution_limits: str = ""
+    disk_shortage: str = ""  # jobs whose data do not fit on this peer's disk, and the consequence; empty: all fit
+    parameters_max: int = 0  # maximum number of parameters that the network allows for a job's model
+    reachability: str = "unknown"  # direct: other peers can dial this peer; relayed: they cannot; unknown: too few have tried
+    listen_addresses: tuple[str, ...] = ()  # addresses on which this peer accepts connections, with the actual ports
+    announced_addresses: tuple[str, ...] = ()  # addresses that this peer announces to other peers
+    optional_services: tuple[OptionalServiceView, ...] = ()  # states of UPnP and mDNS, if they are turned on
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,22 +152,22 @@ class StatsView:
     decision_ms_p50: float | None
     decision_ms_p99: float | None
     seconds_to_first_decision: float | None
-    bytes_sent: dict[str, int]  # kind of traffic -> bytes: vote, control, bulk, and `BULK_TRAFFIC_KINDS`
+    bytes_sent: dict[str, int]  # kind of traffic -> bytes; the kinds are vote, control, bulk, and `BULK_TRAFFIC_KINDS`
     bytes_received: dict[str, int]
-    refused: dict[str, int]  # reason -> number of refused messages and connections
+    refused: dict[str, int]  # reason -> number of refused messages and connections, see `protocol.refusal_reasons`
     evidence: tuple[str, ...]
     transactions_pending: int
-    worker: str  # state of the worker process; empty: there is none
-    memory_mb: float  # PSS of the daemon and all processes of its worker
-    expelled: tuple[str, ...] = ()  # peer ids
-    audit_record: AuditRecordView | None = None  # None: this peer took part in no sampled audit
+    worker: str  # state of the worker process; empty: no worker runs
+    memory_mb: float  # memory (PSS) of the daemon and all processes of its worker
+    expelled: tuple[str, ...] = ()  # peer ids of expelled members
+    audit_record: AuditRecordView | None = None  # audit record of this peer; None: it took part in no sampled audit
 
 
 class AlertSeverity(enum.StrEnum):
-    """Severities of alerts, the gravest first."""
+    """Severities of alerts, the most serious first."""
 
-    CRITICAL = "critical"  # the network decides nothing, or this peer does not participate
-    WARNING = "warning"  # the problem will grow unless a person acts
+    CRITICAL = "critical"  # the network decides nothing, or this peer takes no part
+    WARNING = "warning"  # the problem will grow unless a person solves it
     INFO = "info"
 
 
@@ -188,13 +189,13 @@ class AlertCause(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AlertView:
-    """A problem that the operator should know. There is one alert for each cause and subject, while the cause lasts."""
+    """A problem that the operator should know. One alert exists for each cause and subject, as long as the problem lasts."""
 
     cause: str  # a value of `AlertCause`
-    about: str  # peer id; empty: this peer, or the network
+    about: str  # peer id of the subject; empty: this peer, or the network
     severity: str  # a value of `AlertSeverity`
     text: str
-    since_ms: int = 0  # time when this peer first noticed the problem
+    since_ms: int = 0  # time at which this peer first noticed the problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,31 +210,32 @@ class JobView:
     job: str
     name: str
     objective: str
-    state: str  # waiting, running, settling, finished
-    round: int  # number of the open round; undone rounds count, too
+    state: str  # state of the job: waiting (queued), running, paused, settling, finished
+    round: int  # number of the open round, which also counts undone rounds
     rounds: int
     model_root: str
     audit: str
-    data: str  # hash of the text, "local", or empty for a job without text
-    accepted: dict[str, int]  # trainer -> proposals accepted
-    rejected: dict[str, dict[str, int]]  # trainer -> reason -> count
+    data: str  # hash of the training text, or "local"; empty: the job trains on no text
+    accepted: dict[str, int]  # trainer -> number of accepted proposals
+    rejected: dict[str, dict[str, int]]  # trainer -> reason -> number of rejected proposals
     started_height: int
-    suspended_until: dict[str, int] = field(default_factory=dict)  # trainer -> the first round in which it may train again
-    audits_open: int = 0  # audits without a report, and open disputes
-    queue_position: int = 0  # place in the queue, from 1; 0: it is not queued
-    data_origin: str = ""  # origin of data that people have labeled, or may have labeled
+    suspended_until: dict[str, int] = field(default_factory=dict)  # trainer -> first round in which it may train again
+    audits_open: int = 0  # number of reports that are awaited, and of open disputes
+    queue_position: int = 0  # position in the queue, from 1; 0: the job is not queued
+    data_origin: str = ""  # origin of data that people may have labeled; empty: none
     precision: str = "fp32"  # number format of matrix products; a job in bf16 cannot be audited
-    parameters: int = 0  # number of parameters of its model
-    disk_bytes: int = 0  # maximum on this peer's disk, without its text; 0: the job is over
-    # Number of voters that hold the job's first model, and the number that it needs to start.
+    parameters: int = 0  # number of parameters of the job's model
+    disk_bytes: int = 0  # maximum bytes on this peer's disk, without the training text; 0: the job is over
+    # Number of voters that have the queued job's initial parameters, and number that the job needs to start.
     initial_model_holders: str = ""
-    notes: tuple[str, ...] = ()  # statistics of the file from which its data set was made, for people
-    reexecution_limits: dict[str, str] = field(default_factory=dict)  # voter that re-executes last or never -> end and reason
-    machine_time: str = ""  # time of one machine for local steps and re-execution, for people
-    rounds_in_model: int = 0  # rounds in its model
-    final_round: int = 0  # number of rounds before its newest final model
-    anchors: tuple[int, ...] = ()  # the models to which a rollback may return, each by the first round on it
-    undone_rounds: tuple[str, ...] = ()  # rounds that a rollback has undone, with reasons, for people
+    notes: tuple[str, ...] = ()  # statistics of the file from which the job's data set was made, for people
+    # Voter that is asked last or never to re-execute -> end and reason.
+    reexecution_limits: dict[str, str] = field(default_factory=dict)
+    machine_time: str = ""  # time that one machine needs for local steps and for re-execution, for people
+    rounds_in_model: int = 0  # number of rounds in the model
+    final_round: int = 0  # round that began with the job's newest final model
+    anchors: tuple[int, ...] = ()  # models to which a rollback may return, given by the first round on each
+    undone_rounds: tuple[str, ...] = ()  # rounds that rollbacks have undone, with reasons, for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,35 +246,36 @@ class RoundView:
     round: int
     height: int
     verdicts: dict[str, str]  # trainer -> "accept", a reason, or "absent"
-    ballots: tuple[str, ...]  # voters whose ballots were decided
+    ballots: tuple[str, ...]  # voters whose ballots are in the round certificate
     stepped: bool
-    plain_mean: bool  # aggregation by the mean: only re-execution protects it against false updates
+    plain_mean: bool  # True: the aggregate is the mean, which only re-execution protects against false updates
     model_root: str  # model root after the round
-    held_out_bits_per_byte: float | None  # measured by this peer; None: it does not measure
-    training_nats: float | None  # this trainer's own loss per token; None: the objective has no such loss
-    seconds: float | None  # seconds since it opened here; None, as the next field, if it was only replayed
-    decision_ms: float | None  # ms from the closing block's arrival here to its certificate
-    training_loss: float | None = None  # this trainer's own loss in the objective's unit, if it is not per token
-    # Accepted trainer -> voters that vouch for its update in the block; empty: no re-execution before the ballots.
+    held_out_bits_per_byte: float | None  # loss on held-out text as measured by this peer; None: it does not measure
+    training_nats: float | None  # this peer's own training loss per token; None: the objective has no such loss
+    # Seconds since the round opened at this peer; None, as in the next field: this peer only replayed the round.
+    seconds: float | None
+    decision_ms: float | None  # ms from the arrival of the closing block at this peer to the block's certificate
+    training_loss: float | None = None  # this peer's own training loss in the objective's unit, if this is not nats per token
+    # Accepted trainer -> voters that vouch for its update in the block. Empty: no re-execution before the ballots.
     vouchers: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    undone: bool = False  # a rollback has undone its step
+    undone: bool = False  # True: a rollback has undone the round's step
 
 
 @dataclass(frozen=True, slots=True)
 class RoundVotesView:
-    """The votes of one round, open or closed. Peers are given by their ids."""
+    """The votes of one open or closed round. Peers are given by their ids."""
 
     job: str
     round: int
-    phase: str  # training, voting, closing, closed
-    height: int | None  # height of the block that closed it; None: it is open
-    quorum: int  # ballots that a closing needs; 0: it is closed
-    voters: tuple[str, ...]  # empty, as the next field, if it is closed
+    phase: str  # phase of the round: training, voting, closing, closed
+    height: int | None  # height of the block that closed the round; None: the round is open
+    quorum: int  # number of ballots that close the round; 0: the round is closed
+    voters: tuple[str, ...]  # voters of the round; empty, as in the next field: the round is closed
     trainers: tuple[str, ...]  # trainers whose proposals are awaited
     proposed: tuple[str, ...]
-    votes: dict[str, dict[str, str]]  # voter -> trainer -> "accept" or a reason
-    seconds: float | None = None  # seconds since it opened here; None: it is closed
-    # Re-executor -> trainer -> verdict of its vouch, as in `votes`; "unjudged" means unsure.
+    votes: dict[str, dict[str, str]]  # voter -> trainer -> verdict of its ballot: "accept" or a reason
+    seconds: float | None = None  # seconds since the round opened at this peer; None: the round is closed
+    # Re-executor -> trainer -> verdict of its vouch, as in `votes`. "unjudged": the re-executor is unsure.
     vouches: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
@@ -282,13 +285,13 @@ class AuditRecordView:
 
     peer: str
     rewards: int  # accepted proposals whose audit window ended without a conviction
-    rewards_lost: int  # rewards lost by suspensions, and by losses that it did not open
+    rewards_lost: int  # rewards lost by suspensions, and by losses that the trainer did not open
     suspensions: int
-    reports: int  # reports as a drawn auditor
-    reports_lapsed: int  # audits without its report
-    challenges_upheld: int  # challenges that led to a suspension
-    challenges_refuted: int  # challenges that were found false
-    wrong_losses: int = 0  # reports with another loss than the trainer opened
+    reports: int  # reports on proposals for which the member was drawn
+    reports_lapsed: int  # proposals for which the member was drawn, but did not report in time
+    challenges_upheld: int  # challenges of the member that led to a suspension
+    challenges_refuted: int  # challenges of the member that were found false
+    wrong_losses: int = 0  # reports of the member with another loss than the trainer opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,18 +301,18 @@ class AuditView:
     height: int
     job: str
     round: int
-    trainer: str  # peer id, as the next field
+    trainer: str  # peer id of the audited trainer; the next field has that of the auditor
     auditor: str
-    result: str  # passed, challenged, lapsed, suspended, refuted, shunned, dropped
-    finding: str  # the auditor's finding; empty: it reported nothing
+    result: str  # result: passed, challenged, lapsed, suspended, refuted, shunned, dropped, wrong-loss, lazy
+    finding: str  # finding of the auditor; empty: it has not reported
     relative_error: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class SuspensionView:
-    """The cause of a suspension in a running job. It is kept here, since the log of results is short."""
+    """The cause of a suspension in a running job. The log of results may have dropped it."""
 
-    until: int  # the first round in which it may train again
+    until: int  # first round in which the suspended trainer may train again
     cause: AuditView
 
 
@@ -322,36 +325,40 @@ class AuditsView:
 
 @dataclass(frozen=True, slots=True)
 class BlockView:
-    """A decided block without its body, with the proof of its decision. docs/protocol/blocks.md describes how to verify it."""
+    """A decided block without its body, with the proof of its decision.
+
+    docs/protocol/blocks.md describes how to verify the proof.
+    """
 
     height: int
     digest: str
     time_ms: int
-    proposer: str  # peer id
-    view: int  # view in which it was decided
-    signers: tuple[str, ...]  # peer ids
+    proposer: str  # peer id of the voter that made the block
+    view: int  # view in which the block was decided
+    signers: tuple[str, ...]  # peer ids of the voters whose commits are in the certificate
     voters_count: int
     quorum: int
-    certified_root: str  # state root after the previous height, which the signers of this block also sign
-    own_root: str  # state root that this peer computed for that height; empty: not kept
+    certified_root: str  # state root after the previous height, which the signers of this block certify
+    own_root: str  # state root after the previous height as this peer computed it; empty: no longer stored
     body_bytes: int
-    header: str  # hex, as the next two fields: the bytes that are hashed and signed
+    header: str  # hex of the bytes that are hashed and signed; the next two fields are hex, too
     certificate: str
     voters: str
 
 
-NEWEST: Final = "@newest"  # after a job's name: its newest model, even if audits may still undo it
+NEWEST: Final = "@newest"  # suffix of a job's name that selects its newest model, even if audits may still undo it
 
 
 @dataclass(frozen=True, slots=True)
 class TextPieceView:
-    """A piece of generated text. The next piece follows without a blank."""
+    """A piece of generated text. The next piece follows without a space."""
 
     text: str
-    is_withheld: bool = False  # the text may not be shown, since it has a word of the job's blocklist
-    is_checked: bool = False  # in the first piece: the text is shown only after all of it was compared with a blocklist
-    newer_round: int = 0  # in the first piece: rounds of the newest model, if audits may still undo it; or 0
-    round: int = 0  # beside `newer_round`: rounds of this model
+    is_withheld: bool = False  # True: the text may not be displayed, because it has a word on the job's blocklist
+    # In the first piece, True: the whole text is compared with a blocklist before any of it is displayed.
+    is_checked: bool = False
+    newer_round: int = 0  # in the first piece: number of rounds of the newest model, if audits may still undo it; otherwise 0
+    round: int = 0  # if `newer_round` is set: number of rounds of the model that generates the text
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,38 +366,40 @@ class SampleView:
     """Text that this peer generated with a model during training."""
 
     job: str
-    round: int  # first round on this model
+    round: int  # first round that starts with this model
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class EventView:
-    """One event. Its number lets a reader continue after the last event that it has read."""
+    """One event at a peer. With its number, a reader can request all later events."""
 
     number: int
     at_ms: int
-    kind: str  # decided, round, ballot, proposal, peer, evidence, job, member, test, warning
+    kind: str  # kind of event: decided, round, ballot, proposal, peer, evidence, job, member, test, warning
     text: str
     fields: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainRequest:
-    """A job to start. Empty or zero values mean the default of `training.job_spec.JobSpec`."""
+    """A request to start a job. Empty or zero values mean the default of `training.job_spec.JobSpec`."""
 
     name: str
-    data: str  # a path on the peer's machine; empty: the built-in text; "local": each trainer's own data
+    data: str  # path on the peer's machine; empty: the built-in text; "local": each trainer's own data
     rounds: int
-    vocabulary: int  # above 256, a byte-level BPE of this size is trained on the text
-    overrides: dict[str, str]  # other fields of the specification, as a person typed them
-    initial_model: str = ""  # finished job whose model it starts from: a name or the start of an id; empty: none
-    examples: str = ""  # path on the peer's machine of JSONL with prompts and responses to learn; empty: none
-    # Path on the peer's machine, if `initial_model` may also be a folder with a model. Empty: it is a job.
+    vocabulary: int  # size of the vocabulary; above 256, a byte-level BPE of this size is trained on the text
+    overrides: dict[str, str]  # field of the specification -> value, as a person typed it
+    initial_model: str = ""  # finished job from whose model the job starts, as a name or the start of an id; empty: none
+    examples: str = ""  # path on the peer's machine of a JSONL file with prompts and responses to learn; empty: none
+    # Path on the peer's machine, used if `initial_model` names no job: a folder with a model. Empty: `initial_model` must be a
+    # job.
     model_folder: str = ""
-    accept_risk: bool = False  # start it even if no measurement shows that sampled audits find liars in time
-    skip_bad: bool = False  # leave out lines of `examples` that cannot be learned
-    truncate: str = ""  # left, right: the end of a text in `examples` that is cut off to fit the context; empty: none
-    column: str = ""  # field or column with the text in records of `data`; empty: `text`
+    # True: start the job even if no measurement shows that its sampled audits find faulty trainers in time.
+    accept_risk: bool = False
+    skip_bad: bool = False  # True: leave out lines of `examples` that cannot be learned
+    truncate: str = ""  # left, right: the end of a text in `examples` that is cut off to fit the context length; empty: none
+    column: str = ""  # field or column of `data` that contains the text; empty: `text`
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,91 +419,91 @@ class ModelFilesView:
     path: str
     job: str
     name: str
-    round: int  # rounds applied
+    round: int  # number of rounds applied to the exported model
     model_root: str
     format: str
     files: int
     bytes: int
-    omitted_tensors: tuple[str, ...]  # vectors of the model that the format cannot hold
-    # Rounds applied to the newest model, if audits may still undo it; 0: this is the newest, or a round was named.
+    omitted_tensors: tuple[str, ...]  # tensors of the model that the format cannot contain
+    # Number of rounds applied to the newest model, if audits may still undo it and no round was named. 0: otherwise.
     newer_round: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RowProofView:
-    """A file that proves a row of a table, or its absence."""
+    """A file that proves a row of a table, or the absence of a row."""
 
     path: str
-    height: int  # the row is in the state after this height, which the next block certifies
+    height: int  # height whose state contains the row, and whose state root the next block certifies
     has_row: bool
     bytes: int
-    row_bytes: int  # bytes of the path from the table's root to the row
+    row_bytes: int  # bytes of the part of the proof from the table's root to the row
 
 
 @dataclass(frozen=True, slots=True)
 class InvitationView:
     """An invitation that this peer made."""
 
-    token: str  # name of the invitation, whose start suffices to revoke it. It admits nobody
-    state: str  # open, used, revoked, expired, or the reason why it has no effect
+    token: str  # public key that names the invitation, and whose start suffices to revoke it; it admits no member
+    state: str  # state: open, used, revoked, expired, or the reason why the invitation has no effect
     made_ms: int
-    expires_ms: int  # by the network's clock, which is the time of its last block
+    expires_ms: int  # expiry by the network's clock, which is the time of the last block
     addresses: tuple[str, ...]
 
 
-# Each call is declared only here: its name, the types of its arguments and of its answer, and a description. `features/rpc.py`
-# derives the client, the server and the decoders from that. Every call may raise `UserError`, whose text is for the person who
-# asked.
+# Each call of a peer's API is declared only here, with its name, the types of its arguments and result, and a description.
+# `features/rpc.py` derives the client, the server and the decoders from the declarations. Every call may raise `UserError`,
+# whose text is for the person who asked.
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleView:
-    """A module: the version that the network runs, and the versions that this program knows."""
+    """A module of the ledger, with the version that the network runs and the versions that this program has."""
 
     module: str
-    feature: str  # the feature with this module; empty: this program has none
+    feature: str  # feature that contains the module; empty: this program does not have the module
     about: str
-    active_version: int  # 0: the network has no such module
+    active_version: int  # version that the network runs; 0: the network does not have the module
     known_versions: tuple[int, ...]
-    due_version: int  # 0: no upgrade is decided
+    due_version: int  # version of a decided upgrade; 0: no upgrade is decided
     due_height: int
-    wishes: tuple[str, ...]  # votes for undecided upgrades, for people
+    wishes: tuple[str, ...]  # votes for upgrades that are not decided, for people
 
 
 @dataclass(frozen=True, slots=True)
 class LimitView:
-    """A limit that the voters of this network set."""
+    """A limit that the network's voters can set."""
 
     name: str
     maximum: int
-    wishes: tuple[str, ...]  # undecided votes for other values, for people
+    wishes: tuple[str, ...]  # votes for other values of the limit, for people
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """A device of the worker. MB are 10^6 bytes."""
+    """A device on which the worker can compute. MB are 10^6 bytes."""
 
     device: str  # a value of the setting `device`
     about: str
     memory_mb: int
-    free_mb: int | None  # None: not known, since the worker does not use this GPU
-    held_mb: int  # used by this peer's worker
+    free_mb: int | None  # free memory; None: not known, because the worker does not use this GPU
+    held_mb: int  # memory that this peer's worker uses
     in_use: bool
 
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """An engine that this program knows."""
+    """A computing engine that this program knows."""
 
     engine: str  # a value of the setting `engine`
     in_use: bool
-    state: str  # state of the worker with this engine; empty: there is none
+    state: str  # state of the worker with this engine; empty: there is no such worker
     threads: int = 0
     versions: dict[str, str] = field(default_factory=dict)
     devices: tuple[DeviceView, ...] = ()
 
 
-# Observer -> voter -> seconds of silence. None: the observer never heard it, or has sent no report.
+# Observing voter -> observed voter -> seconds without a message. None: the observer never heard it, or has sent no report.
 LivenessMatrix = dict[str, dict[str, float | None]]
 
 
@@ -504,15 +513,18 @@ class LocalPeerRpc(Protocol):
     async def stats(self) -> StatsView: ...
 
     async def events(self, after: int, wait_seconds: float) -> tuple[EventView, ...]:
-        """Return events with numbers above `after` (negative: the last ones). Waits up to `wait_seconds` for the first one."""
+        """Return the events with numbers above `after`; negative: the last events.
+
+        If there is none yet, the call waits up to `wait_seconds` for the first one.
+        """
 
     async def alerts(self) -> tuple[AlertView, ...]:
-        """Return the current alerts, the gravest first."""
+        """Return the current alerts, the most serious first."""
 
     async def disk_usage(self) -> DiskView: ...
 
     async def engines(self) -> tuple[EngineView, ...]:
-        """Return the engines of this peer. A busy worker's last report is used."""
+        """Return the engines of this peer. While the worker is busy, its last report is used."""
 
     async def stop_peer(self) -> None: ...
 
@@ -526,17 +538,17 @@ class MemberRpc(Protocol):
     async def peers(self) -> tuple[PeerView, ...]: ...
 
     async def approve_voter(self, peer: str) -> str:
-        """Approve a member as a voter, by its name or id. Returns the numbers of approvals that it has and needs, for people."""
+        """Approve a member as a voter, by its name or id. Returns a text with the numbers of approvals given and needed."""
 
     async def retire_member(self, peer: str, lower_tolerance: bool) -> str:
-        """Vote to retire an absent member. Returns the numbers of such votes given and needed, for people."""
+        """Vote to retire an absent member. Returns a text with the numbers of votes given and needed."""
 
     async def resign_as_voter(self) -> str: ...
 
 
 class InvitationRpc(Protocol):
     async def create_invitation(self, days: int, addresses: tuple[str, ...] = ()) -> str:
-        """Make an invitation with these addresses. None given: the addresses at which this peer assumes to be reached."""
+        """Make an invitation with these addresses. Empty: with the addresses at which this peer is probably reachable."""
 
     async def invitations(self) -> tuple[InvitationView, ...]:
         """Return the invitations that this peer made, the oldest first."""
@@ -545,7 +557,7 @@ class InvitationRpc(Protocol):
         """Submit a transaction that revokes an invitation of this peer."""
 
     async def dial_address(self, address: str) -> str:
-        """Dial an address at once, and return the peer that answered, for people."""
+        """Dial an address at once. Returns a text about the peer that answered."""
 
 
 class JobRpc(Protocol):
@@ -554,19 +566,22 @@ class JobRpc(Protocol):
     async def rounds(self, last: int) -> tuple[RoundView, ...]: ...
 
     async def votes(self, last: int) -> tuple[RoundVotesView, ...]:
-        """Return the votes of the `last` closed rounds, the oldest first, and of all open rounds."""
+        """Return the votes of the `last` newest closed rounds, the oldest first, and of all open rounds."""
 
     async def start_job(self, request: TrainRequest) -> str:
-        """Submit a job, and return its id after it is decided."""
+        """Submit a job. Returns the job's id after a block has decided the transaction."""
 
     async def run_test_round(self) -> str:
-        """Start a test round on the live network, and return its job id. `events` has its phases."""
+        """Start a test round on the live network. Returns the job's id. `events` returns the phases of the test."""
 
     async def cancel_job(self, job: str) -> str:
-        """Request the end of a job, by its id or the start of it. Its author ends it alone, or voters by a quorum."""
+        """Request the end of a job, given by its id or the start of its id.
+
+        The author alone, or a quorum of voters, can end it.
+        """
 
     async def request_rollback(self, job: str, round: int) -> str:
-        """Request the return of a job to the anchor JOB@round, for which voters need a quorum.
+        """Request the return of a job to the anchor JOB@round, which a quorum of voters must request.
 
         The number of the open round withdraws this peer's request.
         """
@@ -574,12 +589,12 @@ class JobRpc(Protocol):
 
 class AuditRpc(Protocol):
     async def audits(self, last: int) -> AuditsView:
-        """Return the last results of sampled audits, the audit records of all members, and the current suspensions."""
+        """Return the `last` newest results of sampled audits, the audit records of all members, and the current suspensions."""
 
     async def challenge_trainer(self, trainer: str, round: int | None) -> str:
         """Re-execute the accepted proposals of a round on this peer, and return the finding for this trainer, for people.
 
-        `round` None: the newest round that can be re-executed.
+        If `round` is None, the newest round that can be re-executed is used.
         """
 
 
@@ -587,41 +602,41 @@ class ModelRpc(Protocol):
     def sample_text(
         self, prompt: str, how: SamplingOptions, job: str = "", turns: tuple[str, ...] | None = None
     ) -> AsyncGenerator[TextPieceView, None]:
-        """Yield pieces of a continuation of the prompt, by the model of JOB[@ROUND]; without a name, of the last job started.
+        """Yield pieces of a text that continues the prompt. The model is that of JOB[@ROUND], or of the last started job.
 
         `turns` are the prompts and answers of a chat, the oldest first. The last ones that fit the model's context stand before
         the prompt. In a chat, a line break ends the text of a model that has not learned an end.
         """
 
     async def saved_samples(self) -> tuple[SampleView, ...]:
-        """Return the samples that this peer generated during training, the oldest first. Empty if it generates none."""
+        """Return the texts that this peer generated during training, the oldest first. Empty: this peer generates none."""
 
     async def export_run(self, path: str) -> RunExportView: ...
 
     async def export_model(self, path: str, job: str, format: str) -> ModelFilesView:
-        """Write a model into a new folder. `job` is JOB, JOB@ROUND, or empty for the latest model of text."""
+        """Write a model into a new folder. `job` is JOB, JOB@ROUND, or empty for the newest model of text."""
 
 
 class RowProofRpc(Protocol):
     async def prove_row(self, table: str, key: bytes, path: str) -> RowProofView:
-        """Write a proof of a key's row, or of its absence, at the newest height that a block certifies."""
+        """Write a proof that a key has a row or none, at the newest height that a block certifies."""
 
 
 class NetworkRpc(Protocol):
     async def voter_liveness(self) -> LivenessMatrix:
-        """Return the seconds for which each observer has not heard each voter, by peer ids. None: not known."""
+        """Return observer -> voter -> seconds since the observer last heard the voter, by peer ids. None: not known."""
 
     async def modules(self) -> tuple[ModuleView, ...]:
-        """Return the modules that this program knows or the network runs, in their order inside a block."""
+        """Return all modules that this program has or the network runs, in the order in which they act in a block."""
 
     async def request_upgrade(self, module: str, version: int, height: int) -> str:
-        """Vote for an upgrade of a module to a version, from a height on. Height 0 means soon."""
+        """Vote for an upgrade of a module to a version, which acts from a height on. Height 0: as early as the notice allows."""
 
     async def limits(self) -> tuple[LimitView, ...]: ...
 
     async def set_limit(self, name: str, most: int) -> str:
-        """Vote for a maximum of a limit. Returns the numbers of such votes given and needed, for people."""
+        """Vote for another value of a limit. Returns a text with the numbers of votes given and needed."""
 
 
 class PeerApi(LocalPeerRpc, BlockRpc, MemberRpc, InvitationRpc, JobRpc, AuditRpc, ModelRpc, RowProofRpc, NetworkRpc, Protocol):
-    """All calls that a peer answers, independent of its features."""
+    """All calls of a peer's API that do not belong to a feature."""

@@ -20,13 +20,13 @@ PART_LIST_DOMAIN: Final = b"folkmoot/parts\x00"
 _TOTAL = struct.Struct(">Q")
 _HEAD = len(PART_LIST_DOMAIN) + _TOTAL.size
 _DIGEST: Final = 32
-READ_BYTES: Final = 1 << 20  # bytes per read of a stream
+READ_BYTES: Final = 1 << 20  # bytes per read from a stream
 LIST_BYTES_MAX: Final = _HEAD + BLOB_BYTES_MAX // BLOB_PART_BYTES * _DIGEST
 
 
 @dataclass(frozen=True, slots=True)
 class BlobPartList:
-    """The list of a blob's parts. Each has `part_bytes` bytes, except the last one, which has the rest."""
+    """The list of a blob's parts. Each part has `part_bytes` bytes, and the last part may be shorter."""
 
     total: int
     digests: tuple[bytes, ...]
@@ -49,7 +49,7 @@ class BlobPartList:
 
     @classmethod
     def decode(cls, data: bytes, part_bytes: int = BLOB_PART_BYTES) -> BlobPartList | None:
-        """Decode a part list. None: `data` is not one, or is one of a blob that fits one part, which has no list."""
+        """Return the part list that is encoded in `data`. None: `data` is no part list of a blob that exceeds one part."""
         if len(data) < _HEAD or not data.startswith(PART_LIST_DOMAIN):
             return None
         (total,) = _TOTAL.unpack_from(data, len(PART_LIST_DOMAIN))
@@ -59,12 +59,12 @@ class BlobPartList:
 
 
 class BlobHasher:
-    """Computes a blob's digest from its bytes in pieces of any size."""
+    """A hasher that computes a blob's digest from its bytes, which arrive in pieces of any size."""
 
     def __init__(self, part_bytes: int = BLOB_PART_BYTES) -> None:
         self._part_bytes = part_bytes
-        self._whole: list[bytes] = []  # digests of the finished parts
-        self._part, self._filled = hashlib.sha256(), 0  # hash and length of the current part
+        self._whole: list[bytes] = []  # digests of the complete parts
+        self._part, self._filled = hashlib.sha256(), 0  # hash state and length in bytes of the current part
 
     def update(self, data: bytes | bytearray | memoryview) -> None:
         left = memoryview(data).cast("B")
@@ -78,13 +78,13 @@ class BlobHasher:
             left = left[len(piece) :]
 
     def update_from_stream(self, stream: BinaryIO) -> None:
-        """Hash the rest of a stream."""
+        """Hash all remaining bytes of a stream."""
         while data := stream.read(READ_BYTES):
             self.update(data)
 
     @property
     def part_list(self) -> BlobPartList | None:
-        """The part list; None if the blob fits one part, so that its digest is the hash of its bytes."""
+        """Part list of the blob. None: the blob fits one part, so its digest is the hash of its bytes."""
         if not self._whole:
             return None
         total = len(self._whole) * self._part_bytes + self._filled
@@ -100,7 +100,7 @@ def blob_digest(data: bytes | bytearray | memoryview) -> bytes:
 
 
 def hash_pieces(pieces: Iterable[bytes | bytearray | memoryview]) -> BlobHasher:
-    """Return a hasher of the blob that consists of these pieces."""
+    """Return a hasher that has hashed the blob which these pieces form."""
     hasher = BlobHasher()
     for piece in pieces:
         hasher.update(piece)

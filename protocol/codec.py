@@ -30,12 +30,12 @@ from protocol.errors import RemoteProtocolError
 from protocol.limits import MESSAGE_BYTES_MAX
 
 T = TypeVar("T")
-Plain = Any  # nested lists of None, bool, int, float, str, bytes, as from msgpack
-Reader = Callable[[bytes, int], tuple[Any, int]]  # (data, position) -> (value, end position)
+Plain = Any  # nested lists of None, bool, int, float, str and bytes, as msgpack decodes them
+Reader = Callable[[bytes, int], tuple[Any, int]]  # function from (data, position) to (value, end position)
 Writer = Callable[[Any], Plain]
 
-INTEGER_MAX = 2**63 - 1  # every programming language has integers of this size
-COLLECTION_MAX = 1 << 20  # default bound of bytes, text and collections without a Length
+INTEGER_MAX = 2**63 - 1  # largest encoded integer: every programming language has integers of this size
+COLLECTION_MAX = 1 << 20  # maximum length of bytes, text and collections whose type has no Length
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,26 +50,30 @@ class Between:
     high: int
 
 
-Digest = Annotated[bytes, Length(32, 32)]  # SHA-256
-Key = Annotated[bytes, Length(32, 32)]  # Ed25519 public key: a peer's identity
-SignatureBytes = Annotated[bytes, Length(64, 64)]  # Ed25519
+Digest = Annotated[bytes, Length(32, 32)]  # SHA-256 hash
+Key = Annotated[bytes, Length(32, 32)]  # Ed25519 public key, which identifies a peer
+SignatureBytes = Annotated[bytes, Length(64, 64)]  # Ed25519 signature
 COUNT_MAX = 2**53 - 1
-Count = Annotated[int, Between(0, COUNT_MAX)]  # heights, views, sizes, milliseconds: exact in every language's double
+# Number of heights, views, bytes or milliseconds, which a double of every language represents exactly.
+Count = Annotated[int, Between(0, COUNT_MAX)]
 
 
 def encode(value: Any) -> bytes:
-    """Return the canonical bytes of a message, record or plain value. Raises `TypeError` if it has none."""
+    """Return the canonical bytes of a message, record or plain value. Raises `TypeError` if the value has none."""
     return pack(to_plain(value))
 
 
 def decode(kind: type[T], data: bytes, size_max: int = MESSAGE_BYTES_MAX) -> T:
-    """Return the value of type `kind` whose canonical encoding is `data`. Raises `RemoteProtocolError` if there is none."""
+    """Return the value of type `kind` whose canonical encoding is `data`.
+
+    Raises `RemoteProtocolError` if there is no such value.
+    """
     _check_size(data, size_max)
     return _whole(data, kind)
 
 
 def decode_message(data: bytes, kinds: tuple[type[T], ...], size_max: int = MESSAGE_BYTES_MAX) -> T:
-    """Return the message in `data`. Raises `RemoteProtocolError` if it is none of `kinds`, or is not canonical."""
+    """Return the message in `data`. Raises `RemoteProtocolError` if its type is not in `kinds`, or `data` is not canonical."""
     _check_size(data, size_max)
     tag = _tag(data)
     for kind in kinds:
@@ -113,7 +117,7 @@ def _name(kind: Any) -> str:
 def encoded_item(data: bytes, index: int) -> bytes:
     """Return the encoding of one item of an array. The other items may have any types and are skipped.
 
-    Raises `RemoteProtocolError` if `data` is not an array with this item. It need not be canonical.
+    Raises `RemoteProtocolError` if `data` is not an array with this item. The encoding need not be canonical.
     """
     unpacker = msgpack.Unpacker(max_buffer_size=len(data))
     unpacker.feed(data)
@@ -130,7 +134,7 @@ def encoded_item(data: bytes, index: int) -> bytes:
 
 
 def array_length(data: bytes) -> int:
-    """Return the length of the array at the start of `data`. Raises `RemoteProtocolError` if there is none."""
+    """Return the length of the array at the start of `data`. Raises `RemoteProtocolError` if no array begins there."""
     try:
         found, _ = _read_count(data, 0)
     except IndexError:
@@ -142,7 +146,10 @@ def array_length(data: bytes) -> int:
 
 
 def unpack(data: bytes, size_max: int) -> Plain:
-    """Decode any msgpack. It may take 70 times the memory of `data`, so never use it for bytes from strangers."""
+    """Decode any msgpack.
+
+    The result may take 70 times the memory of `data`, so never use this function for bytes from strangers.
+    """
     _check_size(data, size_max)
     try:
         return msgpack.unpackb(data, raw=False, use_list=True, strict_map_key=True)
@@ -157,7 +164,10 @@ def pack(plain: Plain) -> bytes:
 
 
 def from_plain(kind: type[T], plain: Plain) -> T:
-    """Return the value of type `kind` for an unpacked plain value. Raises `RemoteProtocolError` if it does not fit the type."""
+    """Return the value of type `kind` for an unpacked plain value.
+
+    Raises `RemoteProtocolError` if the plain value does not fit the type.
+    """
     try:
         return decode(kind, pack(plain))
     except (ValueError, OverflowError, TypeError) as error:
@@ -179,7 +189,7 @@ _AS_THEY_ARE = frozenset({bytes, int, str, bool, type(None)})
 
 @functools.cache
 def _writer(kind: Any) -> Writer:
-    """Return the function that makes values of one class plain. The cache builds it once."""
+    """Return the function that turns values of one class into plain values. The result is cached."""
     if issubclass(kind, enum.Enum):
         return lambda value: value.value
     if issubclass(kind, float):
@@ -229,7 +239,7 @@ def _field_names(kind: Any) -> tuple[str, ...]:
 
 @functools.cache
 def _reader(kind: Any, bound: Any = None) -> Reader:
-    """Return the strict reader of one type. The cache builds it once."""
+    """Return the strict reader of values of one type. The result is cached."""
     origin, arguments = get_origin(kind), get_args(kind)
     length = bound if isinstance(bound, Length) else Length(0, COLLECTION_MAX)
     if origin is Annotated:
@@ -299,7 +309,7 @@ def _integer(bound: Between) -> Reader:
     return read
 
 
-_INTEGER_FORMS = {  # first byte -> size in bytes, signed, and the least magnitude that needs this form
+_INTEGER_FORMS = {  # first byte -> size in bytes, whether the integer is negative, and the least absolute value for this form
     0xCC: (1, False, 0x80),
     0xCD: (2, False, 0x100),
     0xCE: (4, False, 0x1_0000),
@@ -364,14 +374,14 @@ def _string(kind: type, length: Length) -> Reader:
     return read_bytes if kind is bytes else read_text
 
 
-# First byte -> size of the length field in bytes, and the least length that needs this form.
+# First byte -> size of the length field in bytes, and least length for this form. Shorter lengths have a shorter form.
 _BYTES_FORMS = {0xC4: (1, 0), 0xC5: (2, 0x100), 0xC6: (4, 0x1_0000)}
 _TEXT_FORMS = {0xD9: (1, 0x20), 0xDA: (2, 0x100), 0xDB: (4, 0x1_0000)}
 _LIST_FORMS = {0xDC: (2, 0x10), 0xDD: (4, 0x1_0000)}
 
 
 def _long_size(data: bytes, at: int, forms: Mapping[int, tuple[int, int]], what: str) -> tuple[int, int]:
-    """Return the length in a length field of its own, and the position of the data after it."""
+    """Return the length in the length field after the first byte at `at`, and the position of the data after the field."""
     if data[at] not in forms:
         raise _refuse(what, data, at)
     width, least = forms[data[at]]
@@ -388,7 +398,7 @@ _text = _string(str, Length(0, COLLECTION_MAX))
 
 
 def _read_count(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number of items of a list, and the position of the first one."""
+    """Return the number of items of a list, and the position of its first item."""
     head = data[at]
     if 0x90 <= head <= 0x9F:
         return head - 0x90, at + 1
@@ -459,7 +469,7 @@ def _mapping(key_kind: Any, value_kind: Any, length: Length) -> Reader:
 
 
 def _deputy(kind: Any) -> Reader:
-    """Return the reader of a class with a `WIRE` type. A generic class gets its type arguments, too."""
+    """Return the reader of a class with a `WIRE` type. The reader passes the type arguments of a generic class to `from_wire`."""
     inner, arguments = _reader(kind.WIRE), get_args(kind)
 
     def read(data: bytes, at: int) -> tuple[Any, int]:

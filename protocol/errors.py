@@ -1,4 +1,4 @@
-"""The exceptions of the project. The side at fault determines the class, as in h11."""
+"""The exceptions of the project. The side at fault, this peer or another peer, determines the class, as in h11."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class NotRunningError(UserError):
 
 
 class StorageError(UserError):
-    """The data directory is damaged or cannot be written. The peer stops, so that it does not vote on it."""
+    """The data directory is damaged or cannot be written. The peer stops, so that it signs no vote that it cannot store."""
 
 
 class MissingBlobError(StorageError):
-    """A blob is not on this disk, or is larger than the caller allows. The caller decides whether that is a failure."""
+    """A blob is not on this disk, or is larger than the caller allows. The caller decides whether this is a failure."""
 
 
 class LostVotesError(StorageError):

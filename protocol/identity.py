@@ -1,6 +1,6 @@
 """Ed25519 identities, and the only code that signs and verifies messages.
 
-The signed bytes are `"folkmoot/2/" + domain + 0x00 + chain id + body`. The domain is the message's tag. So a signature for one
+The signed bytes are `"folkmoot/2/" + domain + 0x00 + chain id + body`. The domain is the message's tag. A signature for one
 purpose and one chain is invalid for any other.
 """
 
@@ -24,9 +24,10 @@ from protocol.limits import MESSAGE_BYTES_MAX
 
 M = TypeVar("M")
 
-WIRE_VERSION = 3  # version of messages on a link: peers with different versions disconnect
-VERIFIED_SIGNATURES_MAX = 8_192  # enough for a block of COST_PER_BLOCK_MAX and some heights of VOTERS_MAX voters: 2 MB
-SIGNED_VERSION = 2  # part of all signed bytes. It never changes: every later release verifies old blocks with it
+WIRE_VERSION = 3  # version of the messages on a link: peers with different versions disconnect
+# Cached signatures: enough for a block of COST_PER_BLOCK_MAX and some heights of VOTERS_MAX voters, in 2 MB.
+VERIFIED_SIGNATURES_MAX = 8_192
+SIGNED_VERSION = 2  # version in all signed bytes, which never changes: every later release verifies old blocks with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Signed:
 
 
 class Signer(Protocol):
-    """A signer with one key. The simulator passes a fast one."""
+    """A signer with one key. The simulator uses a fast implementation."""
 
     @property
     def public(self) -> bytes: ...
@@ -89,7 +90,7 @@ class Ed25519Verifier:
 
 
 class RecentDigests:
-    """An LRU set of at most `count_max` digests. Each takes about 250 bytes.
+    """An LRU set of at most `count_max` digests. A digest takes about 250 bytes.
 
     Threads may share it: each step is one dictionary operation. Between two steps, another thread may remove the digest.
     """
@@ -116,7 +117,7 @@ class RecentDigests:
 
 
 class CachingVerifier:
-    """Verifier that caches valid signatures, because single votes return inside certificates."""
+    """A verifier that caches valid signatures, because signatures of single votes appear again in certificates."""
 
     def __init__(self, verifier: Verifier) -> None:
         self._verifier = verifier
@@ -136,7 +137,7 @@ _verify_key = functools.lru_cache(maxsize=1024)(VerifyKey)
 
 
 def seal(public: bytes, data: bytes) -> bytes | None:
-    """Encrypt data so that only the identity with this key can decrypt it. None: libsodium refuses this key as weak."""
+    """Encrypt data so that only the identity with this key can decrypt it. None: the key is weak, and libsodium refuses it."""
     try:
         return SealedBox(_sealing_key(public)).encrypt(data)
     except exceptions.CryptoError:
@@ -163,7 +164,7 @@ def sign_message(signer: Signer, chain_id: Digest, message: Any) -> Signed:
 
 
 def derive_secret(signer: Signer, domain: str, chain_id: Digest, body: bytes) -> bytes:
-    """Return 32 bytes that only this signer can derive: the hash of a signature that it never sends.
+    """Return 32 bytes that only this signer can derive: the hash of a signature that the signer never sends.
 
     Ed25519 signatures are deterministic (RFC 8032), so the secret need not be stored. `domain` must not be a message's tag.
     """
@@ -171,7 +172,10 @@ def derive_secret(signer: Signer, domain: str, chain_id: Digest, body: bytes) ->
 
 
 def open_signed(signed: Signed, chain_id: Digest, verifier: Verifier, kinds: tuple[type[M], ...]) -> M:
-    """Decode and verify a signed message. Raises `RemoteProtocolError` if its type, its encoding or its signature is wrong."""
+    """Return the decoded message of a signed message.
+
+    Raises `RemoteProtocolError` if its type, encoding or signature is wrong.
+    """
     message = decode_message(signed.body, kinds)
     tag: str = getattr(message, "TAG")  # noqa: B009 - TAG is what makes a dataclass a message
     if not verifier.verify(signed.signer, signing_preimage(tag, chain_id, signed.body), signed.signature):
@@ -181,17 +185,17 @@ def open_signed(signed: Signed, chain_id: Digest, verifier: Verifier, kinds: tup
 
 @functools.lru_cache(maxsize=1024)
 def peer_id(public: bytes) -> str:
-    """Return a public key in the form that people can type: 52 letters and digits."""
+    """Return the peer id of a public key, in a form that people can type: 52 letters and digits."""
     return base64.b32encode(public).decode().lower().rstrip("=")
 
 
 def short_id(public: bytes) -> str:
-    """Return the first eight characters of `peer_id`, which pages and logs show."""
+    """Return the first eight characters of the key's `peer_id`, which pages and logs show."""
     return peer_id(public)[:8]
 
 
 def parse_peer_id(text: str) -> bytes:
-    """Return the public key of a full peer id. Raises `UserError` with the text if it is not one."""
+    """Return the public key of a complete peer id. Raises `UserError` with the text if the text is no peer id."""
     try:
         public = base64.b32decode(text.strip().upper() + "====")
     except ValueError:
@@ -205,12 +209,12 @@ def parse_peer_id(text: str) -> bytes:
 
 
 def x25519_public_key(private: bytes) -> bytes:
-    """Return the public key of a private key, which may be any 32 bytes."""
+    """Return the X25519 public key of a private key, which may be any 32 bytes."""
     return bindings.crypto_scalarmult_base(private)
 
 
 def x25519_shared_secret(private: bytes, public: bytes) -> bytes | None:
-    """Return the 32 bytes that both parties share. None: the public key has small order, which only its owner can cause."""
+    """Return the 32 bytes that both parties share. None: the public key has small order, so its owner chose it on purpose."""
     try:
         return bindings.crypto_scalarmult(private, public)
     except exceptions.RuntimeError:

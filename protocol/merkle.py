@@ -18,7 +18,10 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 def merkle_root(leaves: Sequence[bytes]) -> bytes:
-    """Return the root over leaf *hashes* (see `leaf_hash`). An odd node moves up unchanged, which equals RFC 6962's split."""
+    """Return the root over the leaf hashes (`leaf_hash`) in `leaves`.
+
+    An odd node moves up unchanged, which equals RFC 6962's split.
+    """
     level = list(leaves)
     if not level:
         return EMPTY
@@ -29,7 +32,10 @@ def merkle_root(leaves: Sequence[bytes]) -> bytes:
 
 
 def merkle_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
-    """Return the audit path of leaf `index`, bottom up (RFC 6962 section 2.1.1). Raises `IndexError` without such a leaf."""
+    """Return the audit path of leaf `index`, from the leaf to the root (RFC 6962 section 2.1.1).
+
+    Raises `IndexError` if there is no such leaf.
+    """
     if not 0 <= index < len(leaves):
         raise IndexError(index)
     path: list[bytes] = []
@@ -45,7 +51,7 @@ def merkle_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
 
 
 def verify_merkle_proof(leaf: bytes, index: int, count: int, path: Sequence[bytes], expected_root: bytes) -> bool:
-    """Return whether `leaf` (a leaf hash) is number `index` of `count` leaves under `expected_root`."""
+    """Return whether the leaf hash `leaf` is at position `index` of `count` leaves under `expected_root`."""
     if not 0 <= index < count:
         return False
     node, remaining = leaf, list(path)

@@ -1,7 +1,6 @@
 """All messages between peers. `docs/protocol/` describes the same tables byte by byte.
 
-Signed messages are bodies of `identity.Signed`. The others are protected by the authenticated link on which they arrive, and are
-never evidence.
+Signed messages are bodies of `identity.Signed`. The authenticated link protects all other messages, which are never evidence.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ from protocol.limits import (
 )
 from protocol.verdicts import Verdict
 
-NO_VIEW = -1  # the `high_view` of a Timeout whose sender holds no prepare certificate
+NO_VIEW = -1  # `high_view` of a Timeout whose sender has no prepare certificate
 
 Name = Annotated[str, Length(1, NAME_CHARACTERS_MAX)]
 Address = Annotated[str, Length(3, ADDRESS_CHARACTERS_MAX)]  # "host:port"
 Port = Annotated[int, Between(1, 65535)]
-AuditNonce = Annotated[bytes, Length(AUDIT_NONCE_BYTES, AUDIT_NONCE_BYTES)]  # a voter's nonce, for sortition
+AuditNonce = Annotated[bytes, Length(AUDIT_NONCE_BYTES, AUDIT_NONCE_BYTES)]  # nonce of a voter for the sortition of audits
 
 
 # Agreement: signed by voters -----------------------------------------------------------------------------------------
@@ -58,7 +57,7 @@ AuditNonce = Annotated[bytes, Length(AUDIT_NONCE_BYTES, AUDIT_NONCE_BYTES)]  # a
 class _BlockStatement:
     """The fields of Propose, Prepare and Commit: one block in one view."""
 
-    voters: Digest  # hash of the voter set that decides this height
+    voters: Digest  # hash of the voter set of this height
     height: Count
     view: Count
     block: Digest
@@ -83,7 +82,7 @@ class Commit(_BlockStatement):
 
 @dataclass(frozen=True, slots=True)
 class Timeout:
-    """The signer gives up `view`. Its highest prepare certificate is for `high_block` in `high_view`."""
+    """A voter's statement that it gives up `view`. The voter's highest prepare certificate is for `high_block` in `high_view`."""
 
     TAG: ClassVar[str] = "timeout"
     voters: Digest
@@ -95,7 +94,7 @@ class Timeout:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Signatures of `q` or more voters on one vote: the encoded Prepare or Commit, as they signed it."""
+    """Signatures of `q` or more voters on one vote, which is the encoded Prepare or Commit as they signed it."""
 
     vote: Annotated[bytes, Length(1, 256)]
     signatures: Annotated[dict[Key, SignatureBytes], Length(1, VOTERS_MAX)]
@@ -105,7 +104,7 @@ class Certificate:
 class TimeoutCertificate:
     """Signed Timeouts of `q` or more voters for one (height, view), and a prepare certificate that covers all of them.
 
-    `high` is None if no timeout names a certificate.
+    `high` is that prepare certificate, or None if no timeout names one.
     """
 
     timeouts: Annotated[tuple[Signed, ...], Length(1, VOTERS_MAX)]
@@ -117,7 +116,11 @@ class TimeoutCertificate:
 
 @dataclass(frozen=True, slots=True)
 class ProposeEnvelope:
-    """A leader's proposal. `compact_body` has digests in place of messages that others should hold. `GetBlock` gets all bytes."""
+    """A leader's proposal.
+
+    `compact_body` has digests in place of signed messages that other voters should already have. A voter that lacks some of
+    these requests the whole block (`GetBlock`).
+    """
 
     TAG: ClassVar[str] = "propose-envelope"
     propose: Signed
@@ -128,7 +131,7 @@ class ProposeEnvelope:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """A signed Prepare or Commit."""
+    """Envelope of one signed Prepare or Commit."""
 
     TAG: ClassVar[str] = "vote"
     vote: Signed
@@ -150,7 +153,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prepare certificate. A voter in an earlier view then enters the certificate's view."""
+    """A prepare certificate for a voter in an earlier view, which then enters the certificate's view."""
 
     TAG: ClassVar[str] = "prepared"
     certificate: Certificate
@@ -158,7 +161,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class ViewEnded:
-    """A timeout certificate. A voter that missed some of the timeouts then enters the next view."""
+    """A timeout certificate for a voter that missed some of the timeouts, and then enters the next view."""
 
     TAG: ClassVar[str] = "view-ended"
     certificate: TimeoutCertificate
@@ -166,7 +169,10 @@ class ViewEnded:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The next height that the sender wants decided, and its view there. Receivers answer it, but never trust it."""
+    """The next height that the sender has not decided, and the sender's view at that height.
+
+    Receivers may send what the sender lacks, but never trust the message.
+    """
 
     TAG: ClassVar[str] = "status"
     height: Count
@@ -182,7 +188,7 @@ class GetDecisions:
 
 @dataclass(frozen=True, slots=True)
 class GetBlock:
-    """Request for the bytes of a block that a certificate or a proposal names."""
+    """Request for the bytes of a block that the sender knows from a certificate or a proposal."""
 
     TAG: ClassVar[str] = "get-block"
     height: Count
@@ -198,14 +204,14 @@ class BlockBytes:
 
 @dataclass(frozen=True, slots=True)
 class GetRememberedStatements:
-    """Request for the sender's own latest statements, before it signs anything: its disk may have been rolled back."""
+    """Request for the sender's own latest statements, sent before it signs: its disk may have been reset to an older state."""
 
     TAG: ClassVar[str] = "get-remembered-statements"
 
 
 @dataclass(frozen=True, slots=True)
 class RememberedStatements:
-    """The sender's next height, and the receiver's statements for that height, the two heights before it, and open rounds."""
+    """Answer with the receiver's own statements at the sender's next height, at the two heights before it, and in open rounds."""
 
     TAG: ClassVar[str] = "remembered-statements"
     height: Count
@@ -217,10 +223,13 @@ class RememberedStatements:
 
 @dataclass(frozen=True, slots=True)
 class LossCommitment:
-    """The loss of a trainer's last local step, hidden until the auditors have reported (`ledger.audits.loss_commitments`)."""
+    """A commitment to the loss of a trainer's last local step, which hides the loss until the auditors have reported.
 
-    digest: Digest  # SHA-256 over a secret and the loss
-    key: Key  # X25519 key from the same secret, for which auditors encrypt their losses
+    See `ledger.audits.loss_commitments`.
+    """
+
+    digest: Digest  # SHA-256 hash over a secret and the loss
+    key: Key  # X25519 public key from the same secret, with which auditors encrypt their losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,30 +248,31 @@ class Proposal(_RoundMessage):
     model_root: Digest
     payload: Digest
     payload_bytes: Annotated[int, Between(0, BLOB_BYTES_MAX)]
-    buffer: Digest | None  # digest of the levels of m = decay·e + Δ; None: the job carries nothing from round to round
-    feedback: Digest | None  # `buffer` of the trainer's last accepted proposal, from which e comes; None: e is zero
-    inner: Digest | None = None  # the inner optimizer's state after the last step, if the job keeps it
-    inner_from: Digest | None = None  # `inner` of its last accepted proposal, from which the first step goes on; None: fresh
-    declaration: Annotated[bytes, Length(0, DECLARATION_BYTES_MAX)] = b""  # encoded record of the objective, if any
-    loss: LossCommitment | None = None  # present if audits are sampled and the job needs a worker
+    buffer: Digest | None  # digest of the packed levels of m = decay·e + Δ; None: the job has no error feedback
+    feedback: Digest | None  # `buffer` of the trainer's last accepted proposal, which gives e; None: e is zero
+    inner: Digest | None = None  # digest of the inner optimizer's state after the last step; None: it is not kept
+    # `inner` of the trainer's last accepted proposal, with which the first step starts; None: a fresh state.
+    inner_from: Digest | None = None
+    declaration: Annotated[bytes, Length(0, DECLARATION_BYTES_MAX)] = b""  # encoded record of the objective; empty: it has none
+    loss: LossCommitment | None = None  # present if the job has sampled audits and needs a worker
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
     trainer: Key
-    proposal: Digest  # SHA-256 of the encoded, signed Proposal body
+    proposal: Digest  # SHA-256 hash of the encoded body of the signed Proposal
     verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Ballot(_RoundMessage):
-    """A voter's only statement on a round: its verdicts on the proposals that it has received."""
+    """A voter's only statement on a round, with its verdicts on the proposals that have reached it."""
 
     TAG: ClassVar[str] = "ballot"
     model_root: Digest
-    judgements: Annotated[tuple[Judgement, ...], Length(0, TRAINERS_MAX)]  # ascending by trainer, each once
-    reveal: AuditNonce | None = None  # the nonce of an earlier ballot's commitment; if audits are sampled, as the next
-    commitment: Digest | None = None  # SHA-256 of this round's nonce, which the voter's next decided ballot reveals
+    judgements: Annotated[tuple[Judgement, ...], Length(0, TRAINERS_MAX)]  # ascending by trainer, one for each
+    reveal: AuditNonce | None = None  # nonce of the voter's former commitment; None, as in the next field: no sampled audits
+    commitment: Digest | None = None  # SHA-256 hash of a new nonce, which the voter's next decided ballot reveals
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,35 +284,35 @@ class Vouch(_RoundMessage):
     """
 
     TAG: ClassVar[str] = "vouch"
-    judgements: Annotated[tuple[Judgement, ...], Length(1, TRAINERS_MAX)]  # ascending by trainer, each once
+    judgements: Annotated[tuple[Judgement, ...], Length(1, TRAINERS_MAX)]  # ascending by trainer, one for each
 
 
 @dataclass(frozen=True, slots=True)
 class CutOff(_RoundMessage):
-    """A voter's request to close the round without more ballots. It names the ballots that the voter holds."""
+    """A voter's request to close the round without more ballots. It names the ballots that have reached the voter."""
 
     TAG: ClassVar[str] = "cut-off"
-    ballots: Annotated[tuple[Digest, ...], Length(0, VOTERS_MAX)]  # SHA-256 of their signed bodies
+    ballots: Annotated[tuple[Digest, ...], Length(0, VOTERS_MAX)]  # SHA-256 hashes of the ballots' signed bodies
 
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """A member's request to change the ledger. `kind` names the transaction type of a ledger module."""
+    """A member's request to change the ledger. `kind` names a type of transaction that a ledger module defines."""
 
     TAG: ClassVar[str] = "transaction"
-    nonce: Count  # the author's previous nonce plus one
-    expires: Count  # last height at which it may be decided
+    nonce: Count  # previous nonce of the author plus one
+    expires: Count  # last height at which the transaction may be decided
     kind: Name
     content: Annotated[bytes, Length(0, TRANSACTION_BYTES_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
 class InclusionList:
-    """The transactions that waited in a voter's mempool through a whole block and can still be decided after `height`."""
+    """The transactions that have waited in a voter's mempool through a whole block, and can still be decided after `height`."""
 
     TAG: ClassVar[str] = "inclusion-list"
     height: Count
-    transactions: Annotated[tuple[Digest, ...], Length(1, INCLUSION_LIST_MAX)]  # ascending, each once
+    transactions: Annotated[tuple[Digest, ...], Length(1, INCLUSION_LIST_MAX)]  # ascending, without duplicates
 
 
 # Rounds and transactions: envelopes ----------------------------------------------------------------------------------
@@ -325,7 +335,10 @@ class GetRound(_RoundMessage):
 
 @dataclass(frozen=True, slots=True)
 class EvidenceMessage:
-    """Two signed messages that exclude each other. Peers pass on one for each culprit, until a block expels it."""
+    """Two signed messages that exclude each other.
+
+    Peers pass on one such message for each culprit, until a block expels the culprit.
+    """
 
     TAG: ClassVar[str] = "evidence"
     first: Signed
@@ -341,7 +354,8 @@ class LightBlock:
 
     header: Annotated[bytes, Length(1, HEADER_BYTES_MAX)]
     certificate: Certificate
-    next_voters: Annotated[tuple[Key, ...], Length(0, VOTERS_MAX)]  # ascending; empty: the voters do not change
+    # Voters of the next height, ascending; empty: the voter set does not change.
+    next_voters: Annotated[tuple[Key, ...], Length(0, VOTERS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,38 +364,38 @@ class GetSnapshot:
 
     TAG: ClassVar[str] = "get-snapshot"
     known: Count
-    anchor: Count  # height of the sender's trusted block, whose header the proof must show; 0: none
+    anchor: Count  # height of a block that the sender trusts, and whose header the proof must contain; 0: none
     wanted: Count
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOffer:
-    """Proof of the state after `height`: each change of the voters since `known`, then the headers of `height` − 1 to + 1."""
+    """Proof of the state after `height`: each change of the voter set since `known`, then the headers of `height` − 1 to + 1."""
 
     TAG: ClassVar[str] = "snapshot-offer"
     height: Count
-    light_blocks: Annotated[tuple[LightBlock, ...], Length(1, LIGHT_BLOCKS_MAX)]  # ascending
-    # Digests of the modules under the state root; empty: the proof continues after the last of these light blocks.
+    light_blocks: Annotated[tuple[LightBlock, ...], Length(1, LIGHT_BLOCKS_MAX)]  # in ascending order of heights
+    # Module name -> digest under the state root. Empty: the proof continues after the last of these light blocks.
     modules: Annotated[dict[Name, Digest], Length(0, 64)]
 
 
 @dataclass(frozen=True, slots=True)
 class NoSnapshot:
-    """The sender does not hold the state after `height`; 0: nor any other state that the receiver can use."""
+    """Answer that the sender does not have the state after `height`. 0: it has no state that the receiver can use."""
 
     TAG: ClassVar[str] = "no-snapshot"
     height: Count
 
 
 class SnapshotContent(enum.StrEnum):
-    """The kinds of parts of a snapshot. All but models and headers are cut into parts of SNAPSHOT_PART_BYTES_MAX."""
+    """The kinds of parts of a snapshot. Every item except models and headers is cut into pieces of SNAPSHOT_PART_BYTES_MAX."""
 
     BLOCK = "block"  # name: digest of the block
-    HEADERS = "headers"  # index: height of the first header; the others follow downwards
+    HEADERS = "headers"  # index: height of the first header; lower heights follow
     MODULE = "module"  # name: name of the ledger module
-    ROWS = "rows"  # name: name of the table and the bits of a range, see `ledger.tables`
-    MANIFEST = "manifest"  # name: job id; hashes of the parts of its model
-    MODEL = "model"  # name: job id
+    ROWS = "rows"  # name: table and bits of the range, see `ledger.tables`
+    MANIFEST = "manifest"  # name: job id and round; the manifest has the hashes of the model's leaves
+    MODEL = "model"  # name: job id and round
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,40 +448,48 @@ class NoBlob(_BlobMessage):
 
 @dataclass(frozen=True, slots=True)
 class BlobElsewhere(_BlobMessage):
-    """Answer to GetBlob of a peer that is busy or still fetches the blob. `holders` have the blob or fetch it."""
+    """Answer to GetBlob from a peer that is busy or still downloads the blob. `holders` have the blob or download it."""
 
     TAG: ClassVar[str] = "blob-elsewhere"
-    held: bool  # the sender has it, too
+    held: bool  # whether the sender has the blob, too
     holders: Annotated[tuple[Key, ...], Length(0, BLOB_HOLDERS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
 class HasBlob(_BlobMessage):
-    """Notice that the sender has this blob now, to peers that it had asked, and to the next waiting peer."""
+    """Notice that the sender now has this blob.
+
+    It is sent to peers that it had asked for the blob, and to the next waiting peer.
+    """
 
     TAG: ClassVar[str] = "has-blob"
 
 
 @dataclass(frozen=True, slots=True)
 class PeerRecord:
-    """Addresses of the signer for peers in one scope. For each signer and scope, the highest sequence is valid."""
+    """Addresses of the signer for peers in one scope.
+
+    For each signer and scope, only the record with the highest sequence is valid.
+    """
 
     TAG: ClassVar[str] = "peer-record"
     sequence: Count
     scope: AddressScope
-    addresses: Annotated[tuple[Address, ...], Length(0, ADVERTISED_MAX)]  # addresses in this scope only
-    relays: Annotated[tuple[Key, ...], Length(0, RELAYS_MAX)]  # members that forward to the signer; only in the public record
+    addresses: Annotated[tuple[Address, ...], Length(0, ADVERTISED_MAX)]  # addresses that peers in this scope can reach
+    # Relays of the signer, which are members; only in the public record.
+    relays: Annotated[tuple[Key, ...], Length(0, RELAYS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
 class AgedPeerRecord:
-    record: Signed  # a signed PeerRecord
-    age_seconds: Annotated[int, Between(0, PEER_RECORD_AGE_SECONDS_MAX)]  # age of the record, as far as the sender knows
+    record: Signed  # signed PeerRecord
+    # Seconds since the record was signed, as far as the sender knows.
+    age_seconds: Annotated[int, Between(0, PEER_RECORD_AGE_SECONDS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
 class PeerRecords:
-    """Peer records of any signers. Any peer may pass them on."""
+    """Peer records of any signers. Any peer may pass on the records."""
 
     TAG: ClassVar[str] = "peer-records"
     known: Annotated[tuple[AgedPeerRecord, ...], Length(1, PEER_RECORDS_MAX)]
@@ -482,7 +504,7 @@ class GetPeerRecords:
 
 @dataclass(frozen=True, slots=True)
 class ObservedAddress:
-    """The receiver's address, as the sender sees it on this link."""
+    """The receiver's address as it appears to the sender on this link."""
 
     TAG: ClassVar[str] = "observed-address"
     address: Address
@@ -490,7 +512,7 @@ class ObservedAddress:
 
 @dataclass(frozen=True, slots=True)
 class DialBack:
-    """Request to dial the sender, at its host on this link and this port."""
+    """Request to dial the sender, at the host of this link and at this port, to test whether it can be reached."""
 
     TAG: ClassVar[str] = "dial-back"
     port: Port
@@ -498,7 +520,7 @@ class DialBack:
 
 @dataclass(frozen=True, slots=True)
 class DialBackFailed:
-    """The sender dialed the receiver at this port, as requested, and failed."""
+    """Notice that the sender dialed the receiver at this port, as requested, and failed."""
 
     TAG: ClassVar[str] = "dial-back-failed"
     port: Port
@@ -520,7 +542,10 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class LivenessReport:
-    """The voters that the sender hears, for people only: a bit for each voter, by ascending key from the lowest bit of byte 0."""
+    """The voters from which the sender has recently heard, for people only.
+
+    The report has one bit for each voter, by ascending key from the lowest bit of byte 0.
+    """
 
     TAG: ClassVar[str] = "liveness-report"
     voters: Digest  # hash of the voter set
@@ -529,31 +554,32 @@ class LivenessReport:
 
 @dataclass(frozen=True, slots=True)
 class LinkClosing:
-    """The last message on a link, with the sender's reason to close it."""
+    """The last message on a link, with the sender's reason for closing the link."""
 
     TAG: ClassVar[str] = "link-closing"
-    # Lower-case letters, digits and hyphens. Pages do not show other characters.
+    # The reason consists of lower-case letters, digits and hyphens. Pages do not show other characters.
     reason: Annotated[str, Length(1, CLOSE_REASON_CHARACTERS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
 class GuestInvitation:
-    """The invitation of a sender that is not a member yet."""
+    """The invitation of a guest, which is a sender that is not a member yet."""
 
     TAG: ClassVar[str] = "guest-invitation"
     invitation: Signed
-    token_signature: SignatureBytes  # the token's signature over the content of `member/admit`, which names the guest
+    token_signature: SignatureBytes  # signature of the token's key over the content of `member/admit`, which names the guest
 
 
 # Links: circuits through a third peer ---------------------------------------------------------------------------------
 
-CircuitId = Annotated[bytes, Length(16, 16)]  # drawn by the peer that opens the circuit; the same on both links of the relay
-CircuitPriority = Annotated[int, Between(0, 2)]  # priority of the messages inside
+# Random number of the peer that opens the circuit; the same on both links of the relay.
+CircuitId = Annotated[bytes, Length(16, 16)]
+CircuitPriority = Annotated[int, Between(0, 2)]  # priority of the messages inside the circuit
 
 
 @dataclass(frozen=True, slots=True)
 class ReserveRelay:
-    """Request that the receiver relays circuits to the sender, or that it stops (`wanted` is False)."""
+    """Request that the receiver relays circuits to the sender, or stops relaying them (`wanted` is False)."""
 
     TAG: ClassVar[str] = "reserve-relay"
     wanted: bool
@@ -561,10 +587,10 @@ class ReserveRelay:
 
 @dataclass(frozen=True, slots=True)
 class RelayReservations:
-    """All peers with a reservation at the sender, a relay. It is sent on each new link, and after each change."""
+    """All peers with a reservation at the sender, a relay. The message is sent on each new link, and after each change."""
 
     TAG: ClassVar[str] = "relay-reservations"
-    peers: Annotated[tuple[Key, ...], Length(0, RELAY_RESERVATIONS_MAX)]  # ascending
+    peers: Annotated[tuple[Key, ...], Length(0, RELAY_RESERVATIONS_MAX)]  # keys of the peers with a reservation, ascending
 
 
 @dataclass(frozen=True, slots=True)
@@ -584,7 +610,7 @@ class OpenCircuit(_CircuitMessage):
 
 @dataclass(frozen=True, slots=True)
 class IncomingCircuit(_CircuitMessage):
-    """Notice from a relay that `peer` opens a circuit to the receiver."""
+    """Notice from a relay that `peer` opens a circuit to the receiver of the message."""
 
     TAG: ClassVar[str] = "incoming-circuit"
     peer: Key
@@ -592,7 +618,7 @@ class IncomingCircuit(_CircuitMessage):
 
 @dataclass(frozen=True, slots=True)
 class CircuitData(_CircuitMessage):
-    """A record of the session between both ends: handshake bytes, then ciphertext of messages of one priority."""
+    """A record of the session between the ends of a circuit: handshake bytes, later ciphertext of messages of one priority."""
 
     TAG: ClassVar[str] = "circuit-data"
     priority: CircuitPriority
@@ -601,7 +627,7 @@ class CircuitData(_CircuitMessage):
 
 @dataclass(frozen=True, slots=True)
 class CircuitCredit(_CircuitMessage):
-    """Credit for more bytes in a lane: the sender has read or forwarded as many."""
+    """Credit for sending more bytes of one priority: the sender of the credit has read or forwarded this number of bytes."""
 
     TAG: ClassVar[str] = "circuit-credit"
     priority: CircuitPriority
@@ -616,7 +642,10 @@ class CloseCircuit(_CircuitMessage):
 
 @dataclass(frozen=True, slots=True)
 class CircuitMigrated:
-    """Notice inside a circuit whose ends now have a direct link: the lane ends here, or (`read`) it was read to its end."""
+    """Notice inside a circuit whose ends now have a direct link: no more messages of this priority follow here.
+
+    With `read`, the sender has received this notice for all priorities.
+    """
 
     TAG: ClassVar[str] = "circuit-migrated"
     read: bool
@@ -624,7 +653,7 @@ class CircuitMigrated:
 
 @dataclass(frozen=True, slots=True)
 class CircuitDeliveryReport:
-    """Bytes of the receiver's messages that have arrived at the sender since the circuit began, by lane."""
+    """Number of bytes of the receiver's messages that have arrived at the sender since the circuit began, for each priority."""
 
     TAG: ClassVar[str] = "circuit-delivery-report"
     votes: Count

@@ -13,13 +13,13 @@ PREFIX = "folkmoot_"
 
 @dataclass(frozen=True, slots=True)
 class PrometheusMetric:
-    name: str  # name without the prefix; counters end with `_total`
+    name: str  # name of the metric without the prefix; names of counters end with `_total`
     help_text: str
-    values: Mapping[str, float]  # labels from `format_labels`, such as `status="200"`, -> value; "": no labels
+    values: Mapping[str, float]  # labels from `format_labels`, such as `status="200"`, -> value; "": the metric has no labels
 
 
 def why_unhealthy(status: StatusView) -> str:
-    """Return why this peer is not healthy, or an empty text. A peer is healthy if it works, or is only suspended."""
+    """Return why this peer is not healthy. Empty: it works, or is only suspended."""
     if status.state in (PeerState.WORKING, PeerState.SUSPENDED):
         return ""
     behind = "" if status.heights_behind is None else f"{status.heights_behind} heights behind"
@@ -63,7 +63,7 @@ def peer_metrics(stats: StatsView, members: int) -> tuple[PrometheusMetric, ...]
 
 
 def link_metrics(peers: Iterable[PeerView]) -> tuple[PrometheusMetric, ...]:
-    """Return the measurements of each link. A metric leaves out the links on which it was not measured."""
+    """Return metrics of each link to a peer. A metric omits links on which it was not measured."""
     links = {format_labels(peer=peer.peer, name=peer.name): peer.link for peer in peers if peer.link}
 
     def each(name: str, about: str, value: Callable[[LinkView], float | None]) -> PrometheusMetric:
@@ -90,13 +90,13 @@ def _labelled(label: str, values: Mapping[str, float]) -> dict[str, float]:
 
 
 def format_labels(**named: str) -> str:
-    """Format labels as between the braces of Prometheus' text format, with its escapes."""
+    """Return labels in Prometheus' text format, with its escapes, without the braces around them."""
     escaped = ((name, text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")) for name, text in named.items())
     return ",".join(f'{name}="{text}"' for name, text in escaped)
 
 
 def format_exposition(metrics: Iterable[PrometheusMetric]) -> str:
-    """Format metrics in Prometheus' text format."""
+    """Return metrics in Prometheus' text format."""
     lines = []
     for metric in metrics:
         kind = "counter" if metric.name.endswith("_total") else "gauge"

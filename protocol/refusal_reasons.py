@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-# reason of a `RemoteProtocolError`, or of a counted refusal -> its meaning, one sentence for people
+# Reason of a `RemoteProtocolError` or of a counted refusal -> its meaning in one sentence, for people.
 REASON_MEANINGS: Final = {
     "bad-address": "An announced address is malformed, or is not allowed in the record that contains it.",
     "bad-blob": "The bytes of a blob do not have its hash or size.",

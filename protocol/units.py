@@ -9,10 +9,10 @@ def format_bytes(count: int) -> str:
 
 
 def display_round_number(index: int) -> int:
-    """Return a round's number for people, from 1. The protocol, the API and `--json` count from 0."""
+    """Return the number of a round as people see it, from 1. The protocol, the API and `--json` count rounds from 0."""
     return index + 1
 
 
 def format_round_progress(index: int, rounds: int) -> str:
-    """Format a job's progress: its open round, or its last one if the job is over."""
+    """Format a job's progress: the open round, or the last round if the job is over, and the number of all rounds."""
     return f"{min(display_round_number(index), rounds)} of {rounds}"

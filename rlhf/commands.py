@@ -1,4 +1,4 @@
-"""Commands of RLHF."""
+"""Commands of RLHF: `peer rlhf start`, `status`, `compare`, `filter`, `trace`, `score` and others."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ async def _start(asked: CommandContext[RlhfRpc]) -> None:
 
 
 def _absolute(file: str) -> str:
-    """Return the absolute path, because the peer has another working directory."""
+    """Return the absolute path of a file, because the peer has another working directory. An empty path stays empty."""
     return str(Path(file).expanduser().absolute()) if file else ""
 
 
@@ -251,7 +251,7 @@ async def _compare(asked: CommandContext[RlhfRpc]) -> None:
 
 
 def _filter(asked: CommandContext[RlhfRpc], words: str, texts: str, is_json: bool) -> None:
-    """Filter texts by a list of words, in this process: the result depends on the two files only."""
+    """Filter texts by a list of words. The result depends only on the two files, so no peer is asked."""
     if not words or not texts:
         raise UserError(
             "rlhf filter: missing arguments: give --blocklist FILE with a word per line, and a JSONL file with `id` and `text`"
@@ -276,7 +276,7 @@ async def _trace(asked: CommandContext[RlhfRpc], pair: str, folder: str, is_json
         raise UserError(
             "rlhf trace: missing PAIR: give the id of a task from `tasks export`, or the number of a line in the file"
         )
-    if folder:  # needs no peer; verifies the whole export in its own process
+    if folder:  # An export needs no peer: another process verifies all of it.
         run = import_object("peer.commands.definitions.model_commands:run_module")
         found = json.loads(
             await run("peer.export.export_replay", "rlhf.api.pair_trace:ExportedPairTrace", _absolute(folder), pair)
@@ -305,7 +305,7 @@ async def _trace(asked: CommandContext[RlhfRpc], pair: str, folder: str, is_json
 
 
 async def _score(asked: CommandContext[RlhfRpc]) -> None:
-    """Score pairs with an exported model. A separate process does this, because only it may import torch."""
+    """Score pairs with an exported model, in a separate process. A command's process must not import torch."""
     options = asked.options
     if not options.what or not options.pairs:
         raise UserError(

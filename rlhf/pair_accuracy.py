@@ -1,4 +1,4 @@
-"""Accuracy of a model on held-out pairs: the count, its interval, and the test whether the model is better than chance."""
+"""Accuracy of a model on held-out pairs: its value, its confidence interval, and a test whether it is better than chance."""
 
 from __future__ import annotations
 
@@ -11,23 +11,27 @@ from typing import Annotated, Final
 from consensus.voter_set import VoterSet
 from protocol.codec import Between
 
-# Names of figures: of a model that was trained on pairs, and of its set.
+# Names of stored figures: measurements of a model that was trained on pairs, and statistics of its preference set.
 ACCURACY: Final = "held_out_accuracy"
 CALIBRATION: Final = "calibration_error"
 IDENTICAL: Final = "identical_pairs"
 CONTRADICTORY: Final = "contradictory_pairs"
 WORD_COUNT: Final = "word_count_accuracy"
-PAIRS: Final = "held_out_pairs"  # number of held-out pairs without ties
+PAIRS: Final = "held_out_pairs"  # number of measured held-out pairs, without ties
 
-MEASURED_PAIRS_MAX: Final = 1_024  # evenly spaced among the held-out pairs
-Z: Final = Fraction(196, 100)  # 95 % of a normal distribution lies within this many deviations
+MEASURED_PAIRS_MAX: Final = 1_024  # most held-out pairs that are measured; evenly spaced if there are more
+Z: Final = Fraction(196, 100)  # deviations around the mean within which 95 % of a normal distribution lies
 
 
 @dataclass(frozen=True, slots=True)
 class PairAccuracy:
-    """Number of held-out pairs, and of those that a model ranks as people do. Pairs that people called a tie are left out."""
+    """The accuracy of a model: the number of held-out pairs, and how many of them the model ranks as people do.
 
-    halves: Annotated[int, Between(0, 2 * MEASURED_PAIRS_MAX)]  # two for each pair ranked as by people, one for equal scores
+    Ties are left out.
+    """
+
+    # 2 for each pair that is ranked as by people, 1 for each pair with equal scores.
+    halves: Annotated[int, Between(0, 2 * MEASURED_PAIRS_MAX)]
     pairs: Annotated[int, Between(0, MEASURED_PAIRS_MAX)]
 
     @classmethod
@@ -59,14 +63,14 @@ class PairAccuracy:
 
 
 def can_beat_chance(pairs: int) -> bool:
-    """Return True if a perfect model would be better than chance on this number of pairs."""
+    """Return True if the test would find a perfect model better than chance on this number of pairs."""
     return PairAccuracy(2 * min(pairs, MEASURED_PAIRS_MAX), min(pairs, MEASURED_PAIRS_MAX)).is_better_than_chance
 
 
 def agreed_accuracy(reports: Mapping[bytes, PairAccuracy], voters: Iterable[bytes]) -> PairAccuracy | None:
     """Return an accuracy if f + 1 voters agree whether it is better than chance, and None otherwise.
 
-    At least one of f + 1 voters is honest. The result is the median of the agreeing reports, or the lower of two middle ones.
+    At least one of f + 1 voters is honest. The result is the lower median of the reports that agree.
     """
     known = VoterSet.from_keys(voters)
     reported = [reports[voter] for voter in known.keys if voter in reports]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-FINISHED, MEASURING = "finished", "measuring"  # all rounds are closed; this peer has measured the last model, or will
+# States: all rounds are closed, and this peer has measured the last model, or has yet to measure it.
+FINISHED, MEASURING = "finished", "measuring"
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,59 +15,60 @@ class PreferencesView:
 
     set: str
     decided_by_annotators: bool  # a quorum of the voters has derived them from the project
-    project: str = ""  # project that the plan claims, if any
+    project: str = ""  # project that the plan names as the origin; empty: a file
     height: int = 0
-    redacted: int = 0  # pairs of the set that were redacted since
-    attesting_voters: int = 0  # voters that derived this set so far; 0 again after the decision
-    dissenting_voters: int = 0  # voters that derived another set or none
+    redacted: int = 0  # pairs of the set that were redacted after its decision
+    attesting_voters: int = 0  # voters that have derived this set so far; 0 again after the decision
+    dissenting_voters: int = 0  # voters that derived another set or no set
 
 
 @dataclass(frozen=True, slots=True)
 class StageView:
     objective: str
     job: str
-    state: str  # waiting, running, paused, measuring, finished or failed
-    round: int  # rounds in the model
+    state: str  # "waiting", "running", "paused", "measuring", "finished" or "failed"
+    round: int  # number of rounds that the model includes
     rounds: int
     model_root: str
-    held_out_accuracy: float | None = None  # accuracy of a reward model or `dpo`, measured by this peer or decided by the voters
-    calibration_error: float | None = None  # expected calibration error of these probabilities
-    preferences: PreferencesView | None = None  # origin of the preferences of a reward model or `dpo`
-    start_refusal: str = ""  # why a due job was refused; each block tries again
-    held_out_nats: float | None = None  # objective `instruct`: nats per token of the held-out responses
+    # Accuracy of a reward model or of `dpo`, measured by this peer or decided by the voters.
+    held_out_accuracy: float | None = None
+    calibration_error: float | None = None  # expected calibration error of the model's probabilities
+    preferences: PreferencesView | None = None  # origin of the preferences, for a reward model or `dpo`
+    start_refusal: str = ""  # reason for which the due job was refused; each block tries the start again
+    held_out_nats: float | None = None  # for the objective `instruct`: nats per token of held-out responses
     notes: tuple[str, ...] = ()  # notes for people: numbers of lines that were left out or shortened
-    measured_rounds: int | None = None  # rounds in the measured model; None: no model was measured
-    held_out_pairs: int | None = None  # pairs behind the accuracy, without ties
+    measured_rounds: int | None = None  # number of rounds that the measured model includes; None: no model was measured
+    held_out_pairs: int | None = None  # pairs in the accuracy, without ties
     held_out_interval: tuple[float, float] | None = None  # 95 % interval of the accuracy
     word_count_accuracy: float | None = None  # accuracy of a word-count model on the same pairs
     identical_pairs: int | None = None  # pairs of the set with two identical responses
-    contradictory_pairs: int | None = None  # pairs of the set that other pairs contradict
-    failure: str = ""  # why the stage failed
+    contradictory_pairs: int | None = None  # pairs of the set that another pair contradicts
+    failure: str = ""  # reason for which the stage failed
 
 
 @dataclass(frozen=True, slots=True)
 class RlhfView:
-    state: str  # none; a plan is running, paused, measuring, finished, failed or cancelled; a single job has its own state
+    state: str  # "none"; of a plan: "running", "paused", "measuring", "finished", "failed", "cancelled"; or a single job's state
     stages: tuple[StageView, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyMetricsView:
-    """Figures of a policy in its last round with an accepted proposal: medians over the trainers, per response."""
+    """The figures of a policy in its last round with an accepted proposal: medians over the accepted proposals, per response."""
 
     job: str
     round: int
     accepted: int
     score: float
-    kl_nats: float  # log π − log π_ref: distance of the policy from the reference
+    kl_nats: float  # mean of log π − log π_ref: the distance of the policy from the reference
     response_tokens: float
     unfinished: float  # share of responses without the stop token
-    distinct_2: float  # distinct bigrams divided by all bigrams
-    length_correlation: float  # correlation of length and score
-    beta: float | None = None  # β of the next round; None: no next round, or this peer lacks the model
-    kl_stop: float | None = None  # the limit in nats, if it ended the job early
-    warning: str = ""  # not empty if the score rises while responses become alike
-    blocked: float = 0.0  # share of responses that the blocklist of the job blocks
+    distinct_2: float  # distinct bigrams of tokens divided by all bigrams
+    length_correlation: float  # correlation of a response's length and score
+    beta: float | None = None  # β of the next round; None: no round follows, or this peer lacks the model
+    kl_stop: float | None = None  # limit of the distance in nats, if this limit ended the job early
+    warning: str = ""  # warning if the score rises while responses become alike; empty: none
+    blocked: float = 0.0  # share of responses that the job's blocklist blocks
 
     @property
     def summary_line(self) -> str:
@@ -87,7 +89,7 @@ class CompareView:
     round: int
     policy: str
     reference: str
-    withheld: tuple[str, ...] = ()  # names of the responses that the blocklist of the job blocks
+    withheld: tuple[str, ...] = ()  # names of the fields whose responses the job's blocklist blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +103,12 @@ class PairDrawView:
 
 @dataclass(frozen=True, slots=True)
 class PairTraceView:
-    """Steps of trainers in which one pair was drawn."""
+    """The trace of a pair: the training steps that drew it."""
 
     pair: str
-    height: int | None  # height up to which annotators decided the set; None: the set is not known to come from a project
-    set: str  # the newest set with this pair
-    held_out: bool  # no model is trained on it
+    height: int | None  # height up to which the project's pairs are in the set; None: no project is known as its origin
+    set: str  # digest of the newest set that has this pair
+    held_out: bool  # The pair only measures models, and no model is trained on it.
     draws: tuple[PairDrawView, ...]
     unknown_rounds: int = 0  # rounds without a record at this peer, such as those before its snapshot
 
@@ -128,13 +130,13 @@ class RlhfRpc(Protocol):
         truncate: str = "",
         ignore_accuracy: bool = False,
     ) -> str:
-        """Start a plan that tunes the model of the finished job `base`. Returns the id of its first job, once it is decided.
+        """Start a plan that tunes the model of the finished job `base`. Return the id of its first job after the plan is decided.
 
         Exactly one of `reward` (a rule), `preferences` (a file) and `project` is given. A rule with its own vocabulary needs no
-        base. The algorithm `dpo` needs no reward model. Otherwise the policy starts only if its reward model is better than
+        `base`. The algorithm `dpo` needs no reward model. A policy with a reward model starts only if that model is better than
         chance, or if `ignore_accuracy` is set. `blocklist` is a file of words that block a response. `skip_bad` leaves out
-        invalid lines of a file. `truncate` cuts long texts to the context, at the `left` or `right`. Raises `UserError` for
-        invalid arguments.
+        invalid lines of a file. `truncate` (`left` or `right`) is the end at which texts longer than the context are cut. Raises
+        `UserError` for invalid arguments.
         """
 
     async def cancel_rlhf_training(self, job: str = "") -> str:
@@ -144,23 +146,26 @@ class RlhfRpc(Protocol):
         """Pause this member's plan: its open round closes, and no further round or stage begins."""
 
     async def resume_rlhf_training(self) -> str:
-        """Resume this member's plan."""
+        """End the pause of this member's plan."""
 
     async def rlhf_status(self) -> RlhfView:
-        """Return the progress of the newest plan or job of RLHF."""
+        """Return the progress of the newest tuning plan, or of a newer job of RLHF without a plan."""
 
     async def measure_last_model(self, job: str, asked: bool) -> StageView:
         """Return figures of a finished job's last model, and measure the model first if necessary.
 
-        With `asked` the peer measures even if it does not usually measure models. Raises `UserError` at a peer without a worker,
-        for a job that is not finished, or if the measurement fails.
+        With `asked`, a peer that does not measure models by itself measures this one. Raises `UserError` at a peer without a
+        worker, for a job that is not finished, or if the measurement fails.
         """
 
     async def policy_metrics(self) -> tuple[PolicyMetricsView, ...]:
-        """Return the figures of the newest job of RLHF if it is a policy, or nothing before a proposal of it is accepted."""
+        """Return the figures of the newest job of RLHF. Empty: the job is no policy, or none of its proposals is accepted yet."""
 
     async def trace_pair(self, pair: str) -> PairTraceView:
-        """Trace the draws of a pair in all jobs that the network still knows. `pair` is a task's id or a line of a file."""
+        """Return the training steps that drew a pair, in all jobs that the ledger still has.
+
+        `pair` is a task's id or a line of a file.
+        """
 
     async def compare_policy(self, prompt: str, tokens: int, temperature: float, seed: int) -> CompareView:
         """Return the responses of the newest tuned model and of its reference to a prompt."""

@@ -33,23 +33,23 @@ from rlhf.rpc import RlhfRpc
 from training.job_disk_space import require_disk_space
 from training.job_spec import JobSpec
 
-# Delay before the retry of a refused transaction or a failed measurement. Each further failed measurement doubles it.
+# Seconds before the retry of a refused transaction or a failed measurement. Each further failed measurement doubles the delay.
 RETRY_SECONDS = 5.0
 RETRY_SECONDS_MAX = 600.0
-FETCHING_SECONDS = 10.0  # timeout of a fetch; then the state is read again, because the plan may be over
+FETCHING_SECONDS = 10.0  # timeout of a fetch in seconds; then the state is read again, because the plan may be over
 
 log = logging.getLogger("peer")
 
 
 class RlhfService:
-    """Base of services that look for due work after each block, and start each piece of work once."""
+    """The base class of RLHF's services. After each block they determine the due work, and start each piece of work once."""
 
     def __init__(self, desk: ServiceContext) -> None:
         self._desk = desk
         self._begun: set[bytes] = set()  # ids of plans or jobs, or digests of blobs
 
     async def run(self) -> None:
-        self._begun.clear()  # an error of the system may have ended the last run
+        self._begun.clear()  # The last run may have ended by an error before its work was done.
         async with trio.open_nursery() as nursery:
             while True:
                 height = self._desk.height
@@ -64,7 +64,7 @@ class RlhfService:
         raise NotImplementedError
 
     async def _finish_block(self) -> None:
-        """Finish a block, after its due work has started."""
+        """Do further work of a block, after its due work has started. The base class has none."""
 
     @property
     def _is_run(self) -> bool:
@@ -88,7 +88,7 @@ class PreferenceDatasetBuilder(RlhfService):
         return dict.fromkeys(self._due(), self._attest_set)
 
     def _due(self) -> dict[bytes, PreferenceSetClaim]:
-        """Return the claims, by plan, that this peer has to attest as a voter."""
+        """Return plan -> claim, for the claims that this peer has to attest as a voter."""
         claims = {key: plan.claim for key, plan in self._plans_of_voter().items() if plan.claim is not None}
         return {key: claim for key, claim in claims.items() if not claim.is_decided and self._desk.me not in claim.attestations}
 
@@ -108,7 +108,10 @@ class PreferenceDatasetBuilder(RlhfService):
         self._begun.discard(key)
 
     async def _build_set(self, key: bytes, claim: PreferenceSetClaim) -> bytes | None:
-        """Derive a set and return its digest, or None if there is no set. A set that equals the claim is stored as blobs."""
+        """Derive the set of a claim and return its digest, or None if no set results.
+
+        A set that equals the claim is stored as blobs.
+        """
         from rlhf.data.tokenized_records import preference_set_manifest
         from rlhf.preference_derivation import derive_pairs
 
@@ -128,13 +131,13 @@ class PreferenceDatasetBuilder(RlhfService):
         return found.digest
 
     async def _finish_block(self) -> None:
-        """Delete outdated sets that no job needs: sets with a redacted pair, and sets that were never decided."""
+        """Delete outdated sets that no job or plan needs: sets with a redacted pair, and undecided sets of ended plans."""
         if not self._is_run:
             return
         state = self._desk.state
         over = outdated_sets(state.module_state(RlhfState))
         used = sets_in_use(state) if over else set[bytes]()
-        before, self._forgotten = self._forgotten, over - used  # a set in use may be deleted later
+        before, self._forgotten = self._forgotten, over - used  # A set in use is deleted when its use ends.
         for key in self._forgotten - before:
             await trio.to_thread.run_sync(self._delete, key, used)
 
@@ -164,7 +167,7 @@ class FinalModelEvaluator(RlhfService):
         return dict.fromkeys(self._reports_due(), self._report) | dict.fromkeys(own, self._measure)
 
     def _reports_due(self) -> dict[bytes, bytes]:
-        """Return the reward models, plan -> job, that this peer has to report on as a voter."""
+        """Return plan -> job, for the reward models on which this peer has to report as a voter."""
         jobs = self._desk.state.module_state(JobsState)
         waiting = {key: plan for key, plan in self._plans_of_voter().items() if tuning_plans.awaits_reports(plan, jobs)}
         return {key: plan.current.job for key, plan in waiting.items() if self._desk.me not in plan.reports}
@@ -199,7 +202,7 @@ class BlobPrefetcher(RlhfService):
         return dict.fromkeys(self._named(), self._get)
 
     def _named(self) -> dict[bytes, int]:
-        """Return the files of queued jobs and later stages: digest -> maximum size in bytes."""
+        """Return digest -> maximum size in bytes, for the files that queued jobs and later stages need."""
         if not self._is_run:
             return {}
         state = self._desk.state
@@ -207,12 +210,13 @@ class BlobPrefetcher(RlhfService):
         specs += [
             stage.spec for plan in state.module_state(RlhfState).running_plans().values() for stage in plan.stages if stage.spec
         ]
-        jobs = [codec.decode(JobSpec, spec) for spec in specs]  # `JobSpec.decode` refuses a stage without its reward model
+        # A stage may lack its reward model, so `JobSpec.decode` would refuse it.
+        jobs = [codec.decode(JobSpec, spec) for spec in specs]
         return {digest: size for job in jobs for digest, size in job.resolved_objective.required_files(job).items()}
 
     async def _get(self, digest: bytes) -> None:
         while (size := self._named().get(digest)) is not None:
             with trio.move_on_after(FETCHING_SECONDS):
                 await self._desk.fetch_blob(digest, size)
-                return  # the blob is pinned; its entry in `_begun` prevents another fetch
+                return  # The blob is pinned, and stays in `_begun`, so it is not fetched again.
         self._begun.discard(digest)

@@ -1,7 +1,8 @@
 """Synthetic preferences over excerpts of a text, for demos without preferences of real people.
 
-The synthetic annotator prefers the response with more vowels (`rule:vowels`), and is wrong in 10 % of the pairs. The two
-responses come from two places of the text. A fair coin chooses the response that the prompt precedes, so continuity is no hint.
+The synthetic annotator prefers the response with the larger share of vowels (`rule:vowels`), and is wrong in 10 % of the pairs.
+The two responses come from two places of the text. The prompt is the text before one of them, which a fair coin chooses. So a
+continuous text is no hint at the better response.
 """
 
 from __future__ import annotations

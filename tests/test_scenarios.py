@@ -176,7 +176,7 @@ def test_a_scenario_prints_its_help_and_is_in_the_readme(
         ("rolling", ("--peers", "0"), "--peers: 0 is less than 1"),
         ("soak", ("--minutes", "nan"), "--minutes: nan is not above 0"),
         ("idle", ("--seconds", "soon"), "--seconds: 'soon' is not a number"),
-        ("idle", ("--set", "width"), "--set 'width': write FIELD=VALUE"),
+        ("idle", ("--set", "width"), "--set 'width' is not FIELD=VALUE"),
         ("bad_input", ("--only", "nosuch"), "--only: 'nosuch' begins no case"),
         ("crash_points", ("--only", "nosuch"), "--only 'nosuch' matches no crash point: run with --list to list them"),
         ("crash_points", ("--only", "before-blob-keep"), "--only 'before-blob-keep' is not tried here: only where a liar"),

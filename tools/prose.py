@@ -23,7 +23,7 @@ ROOT: Final = Path(__file__).parents[1]
 # Packages and pages whose prose has been rewritten. Each is held to PER_HUNDRED_MAX.
 PLAIN: Final = (
     *("benchmarks", "consensus", "curation", "demo", "features", "ledger", "peer", "protocol", "rlhf", "rounds", "scenarios"),
-    *("storage", "tests", "tools", "training", "transport", "web", "README.md", "CONTRIBUTING.md", "SECURITY.md"),
+    *("storage", "tests", "tools", "training", "transport", "web", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
     *("docs/tutorials", "docs/how-to", "docs/reference", "docs/explanation", "docs/protocol", "docs/model"),
     *("docs/index.md", "docs/experiments.md", "docs/architecture.md", "docs/benchmarks.md"),
 )

@@ -1,8 +1,8 @@
 """Dialing of the addresses in the address book. Each entry has a task, which waits while the entry's peer is linked.
 
 Host names are resolved in separate threads, because a peer that spreads a name may control its name server, which may never
-answer. A resolving thread ends only when the system's resolver gives up, even if the dial timed out long before. Trio has 40
-common threads. A few dozen such names would occupy them, and delay writes to the disk and so all votes.
+answer. A resolving thread ends only when the system's resolver gives up, even if the dial timed out long before. A few dozen
+names without an answer would occupy all 40 common threads of Trio. Then writes to the disk would wait, and so all votes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from transport.discovery.address_book import AddressBook, AddressEntry, AddressS
 from transport.session_links import TcpLink, resolves_to_nearer_network
 
 DIALS_MAX: Final = 32  # concurrent dials
-DIAL_SECONDS: Final = 10.0  # timeout of the TCP connection
+DIAL_SECONDS: Final = 10.0  # timeout in seconds until the TCP connection exists
 HANDSHAKE_SECONDS: Final = 10.0  # timeout from the connection to its confirmation; a loaded two-core machine takes well under 1 s
-THREADS_MAX: Final = 16  # threads that resolve names given by the operator
+THREADS_MAX: Final = 16  # concurrent threads that resolve host names given by the operator
 
-# Limits the threads that resolve names for the current task.
+# Limit of the threads that resolve host names for the current task. None: THREADS_MAX.
 _threads: ContextVar[trio.CapacityLimiter | None] = ContextVar("_threads", default=None)
 
 
@@ -52,7 +52,10 @@ class Dialer:
         may_link: Callable[[bytes], bool],
         converse: Callable[[trio.SocketStream, str, bytes | None], Awaitable[None]],
     ) -> None:
-        """`converse(stream, address, expected)` serves a connection to its end. Only the peer `expected` may answer, if any."""
+        """`converse(stream, address, expected)` serves a connection to its end.
+
+        Only the peer `expected` may answer, unless it is None.
+        """
         self._book, self._links, self._may_link, self._converse = book, links, may_link, converse
         self._dials = trio.CapacityLimiter(DIALS_MAX)
         self._nursery: trio.Nursery | None = None

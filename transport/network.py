@@ -35,7 +35,7 @@ class DataReceived:
 
 @dataclass(frozen=True, slots=True)
 class DuplicateIdentity:
-    """Another process has proven that it has this peer's key."""
+    """The event that another process has proven that it has this peer's key."""
 
     address: str  # address at which the process answers, or from which it connected
 
@@ -45,11 +45,11 @@ NetworkEvent = PeerConnected | PeerDisconnected | DataReceived | DuplicateIdenti
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes over all links since the start, including closed links."""
+    """Bytes over all links since the peer's start, including closed links."""
 
     sent: ByPriority
     received: ByPriority
     blobs_sent: int  # bytes of blobs, a part of `sent[BULK]`
     blobs_received: int
-    audit_bytes_sent: int  # bytes of blobs that serve audits only, a part of `blobs_sent`
+    audit_bytes_sent: int  # bytes of blobs that only auditors need, included in `blobs_sent`
     audit_bytes_received: int

@@ -18,18 +18,18 @@ class PeerClass(enum.IntEnum):
 
 
 class PeerPolicy(ABC):
-    """How links classify a peer, by the decided state and by the invitations that peers have shown."""
+    """The classes of peers, as links need them: by the decided state, and by the invitations that peers have presented."""
 
     @abstractmethod
     def classify(self, peer: bytes) -> PeerClass: ...
 
     @abstractmethod
     def is_member(self, peer: bytes) -> bool:
-        """Return whether `peer` is a member. Members relay only for members, and through members."""
+        """Return whether `peer` is a member. A member relays only between members, and uses only members as relays."""
 
     @abstractmethod
     def has_gone(self, peer: bytes) -> bool:
-        """Return whether `peer` is a former member that nobody waits for."""
+        """Return whether `peer` is a former member that no part of this peer waits for."""
 
     @abstractmethod
     def admit_guest(self, peer: bytes, shown: GuestInvitation) -> None:
@@ -37,11 +37,11 @@ class PeerPolicy(ABC):
 
     @abstractmethod
     def own_invitation(self) -> GuestInvitation | None:
-        """Return the invitation that this peer shows to others. None: it is a member, or has no invitation."""
+        """Return the invitation that this peer presents to other peers. None: this peer is a member, or has no invitation."""
 
 
 class EverybodyIsMember(PeerPolicy):
-    """The policy of links without a ledger, as in benchmarks of transport."""
+    """The policy of links without a ledger, as in benchmarks of transport: each peer counts as a member."""
 
     def classify(self, peer: bytes) -> PeerClass:
         return PeerClass.MEMBER

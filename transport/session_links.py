@@ -21,8 +21,8 @@ from transport.wire.framing import TAG_BYTES, Priority
 from transport.wire.link_measurements import PIECE_BYTES_START, TCP_INFO_BYTES, TcpInfo
 from transport.wire.noise_session import NoiseSession
 
-PROBE_SECONDS = 5.0  # An old link may stay silent this long after its peer has dialed again.
-CIRCUIT_PING_SECONDS = 1.0  # interval, shorter than on a direct link, since only arrivals show that the relay forwards
+PROBE_SECONDS = 5.0  # longest silence of an old link after its peer has dialed again
+CIRCUIT_PING_SECONDS = 1.0  # interval of pings: shorter than on a direct link, since only answers show that the relay forwards
 
 
 class SessionLink(PeerLink):
@@ -31,7 +31,7 @@ class SessionLink(PeerLink):
     def __init__(self, peer: bytes, address: str, dialed: bool, session: NoiseSession, incarnation: bytes) -> None:
         super().__init__(peer, address, dialed, session.outbox, session.inbox)
         self.incarnation = incarnation
-        self.error: RemoteProtocolError | None = None  # error that ended the link before it was attached, or without a ban
+        self.error: RemoteProtocolError | None = None  # error that ended the link, if the error did not ban the peer
         self.idle_scope = trio.CancelScope()
         self.ended = trio.Event()
 
@@ -63,14 +63,14 @@ class TcpLink(SessionLink):
         self._stream, self._unsent_bytes, self.half_open = stream, PIECE_BYTES_START, half_open
 
     def tcp_info(self) -> TcpInfo:
-        if sys.platform == "linux":  # Other systems have other structures.
-            with contextlib.suppress(OSError):  # The socket is closed.
+        if sys.platform == "linux":  # Other systems have other structures of TCP_INFO.
+            with contextlib.suppress(OSError):  # The socket may be closed already.
                 told = self._stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
                 return TcpInfo.parse(told) or super().tcp_info()
         return super().tcp_info()
 
     def frame_bytes(self) -> int:
-        """Return the size of the next frame, and update the limit of unsent bytes in the kernel."""
+        """Return the largest size of the next frame, and update the limit of unsent bytes in the kernel."""
         if self.meter.unsent_bytes != self._unsent_bytes:
             self._unsent_bytes = self.meter.unsent_bytes
             limit_unsent(self._stream, self._unsent_bytes)
@@ -128,7 +128,7 @@ def remote_address(stream: trio.SocketStream) -> str:
 
 
 def resolves_to_nearer_network(stream: trio.SocketStream, address: str) -> bool:
-    """Return whether a connection leads to a nearer network than its address, as a name with a private address does."""
+    """Return whether a connection leads to a nearer network than its address, such as a public name of a private address."""
     try:
         return not scope_of(remote_address(stream)).includes(scope_of(address))
     except OSError:  # The socket is disconnected already.
@@ -141,6 +141,6 @@ def set_socket_options(stream: trio.SocketStream) -> None:
 
 
 def limit_unsent(stream: trio.SocketStream, count: int) -> None:
-    """Limit the unsent bytes in the kernel's buffer, behind which a vote would wait."""
+    """Limit the unsent bytes in the kernel's buffer, since a vote waits behind them."""
     if hasattr(socket, "TCP_NOTSENT_LOWAT"):
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, count)

@@ -1,8 +1,8 @@
 """The TCP network: it dials, listens, keeps one connection to each peer, and carries messages over Noise sessions.
 
-If two peers dial each other at once, the peer with the smaller key decides which connection stays. Both ends confirm a connection
-after the handshake. The larger key speaks first. The smaller key answers on the connection that it keeps, and closes all others.
-So both ends always agree, and no link is reported, lost and reported again.
+If two peers dial each other at once, the peer with the smaller key decides which connection stays. Each end confirms a connection
+after the handshake. The peer with the larger key confirms first. The peer with the smaller key answers on the connection that it
+keeps, and closes all others. So both peers always use the same connection, and no link is reported, lost and reported again.
 """
 
 from __future__ import annotations
@@ -55,20 +55,22 @@ log = logging.getLogger(__name__)
 
 Stream = trio.SocketStream | CircuitStream
 
-SEND_SECONDS = 30.0  # timeout until the kernel's buffer accepts one frame; a link slower than 2 KiB/s counts as dead
-READ_BYTES = 256 << 10  # bytes of one read: a few frames
-STRANGER_READ_BYTES = 16 << 10  # bytes of one read: at most a few hundred messages before the next peer's turn
+SEND_SECONDS = 30.0  # timeout until the kernel's buffer accepts a frame; a link slower than 2 KiB/s counts as broken
+READ_BYTES = 256 << 10  # largest number of bytes per read: a few frames
+# Largest number of bytes per read from a stranger's link: at most a few hundred messages before another peer's turn.
+STRANGER_READ_BYTES = 16 << 10
 
-CIRCUIT_HANDSHAKE_SECONDS = 5.0  # timeout of a handshake; a relay that forwards nothing costs this time
-CIRCUIT_IDLE_SECONDS = 8.0  # silence after which a circuit ends, if no other relay takes over
+CIRCUIT_HANDSHAKE_SECONDS = 5.0  # timeout of a handshake over a relay: the time lost if the relay forwards nothing
+CIRCUIT_IDLE_SECONDS = 8.0  # silence after which a circuit ends, if no circuit over another relay replaces it
 
-CONNECTIONS_MAX = LINKS_MAX + HALF_OPEN_MAX  # accepted connections
-LINKS_PER_HOST_MAX = 256  # Peers may share an address, on a test machine or behind a NAT.
-MEMBER_HOSTS_MAX = 2048  # remembered hosts from which members were linked
+CONNECTIONS_MAX = LINKS_MAX + HALF_OPEN_MAX  # accepted connections at the same time
+LINKS_PER_HOST_MAX = 256  # accepted connections of one host: many peers may share an address, on a test machine or behind a NAT
+MEMBER_HOSTS_MAX = 2048  # remembered hosts from which members have had links
 
-REFUSAL_REASONS = frozenset({"banned", "too-many-links"})  # reasons of this peer to refuse a peer that it has dialed
+REFUSAL_REASONS = frozenset({"banned", "too-many-links"})  # reasons for which this peer refuses a peer that it has dialed
 
-# Errors that a third party on the path may cause. They end the connection and are counted, but do not ban the peer's key.
+# Reasons of errors that a third party on the network path may cause. Such an error ends the connection and is counted, but does
+# not ban the peer's key.
 UNATTRIBUTED_REASONS = frozenset({"bad-tag", "bad-frame", "truncated", "idle"})
 
 
@@ -95,14 +97,14 @@ class Swarm(ConnectionManager):
 
         | argument | meaning |
         |---|---|
-        | `listen` | "host:port", several with commas, or "none"; port 0 is any free port |
+        | `listen` | one or more "host:port" separated by commas, or "none"; port 0 is any free port |
         | `bootstrap` | addresses to dial, as for `connect` |
         | `remembered` | "peer id@host:port" of earlier links; `bootstrap` has precedence |
-        | `advertise` | addresses for others, if they differ from `listen` |
-        | `tell` | called with news for a person, each once |
+        | `advertise` | addresses to announce to other peers, if they differ from `listen` |
+        | `tell` | called once with each item of news for a person |
         | `hosts` | hosts of this machine, which a wildcard in `listen` stands for |
-        | `relay` | whether this peer forwards between members |
-        | `connections_max` | accepted connections, limited by the file descriptors of the process |
+        | `relay` | the mode of this peer as a relay between members |
+        | `connections_max` | largest number of accepted connections, limited by the file descriptors of the process |
         """
         super().__init__(
             identity.public,
@@ -142,7 +144,8 @@ class Swarm(ConnectionManager):
         )
         self._connections_max = connections_max
         self._half_open = HalfOpenTable(min(HALF_OPEN_MAX, max(1, connections_max // 4)))
-        self._member_hosts: OrderedDict[str, None] = OrderedDict()  # hosts from which members were linked, the most recent last
+        # Hosts from which members have had links, the most recent one last.
+        self._member_hosts: OrderedDict[str, None] = OrderedDict()
         self._doors = AcceptLimiter(self._member_hosts.__contains__, self._processor)
         self._open: Counter[str] = Counter()
         self._detours = RelayClient(
@@ -214,11 +217,11 @@ class Swarm(ConnectionManager):
             try:
                 await self._serve_connection(stream, address, None, dialed=False)
             finally:
-                self._open -= Counter([host])  # This also forgets hosts without connections.
+                self._open -= Counter([host])  # The subtraction also drops hosts without connections.
         await trio.aclose_forcefully(stream)
 
     async def _serve_connection(self, stream: trio.SocketStream, address: str, expected: bytes | None, *, dialed: bool) -> None:
-        """Serve one connection to its end. Its errors are counted and end here."""
+        """Serve one connection to its end. Errors of the connection are counted, and not raised."""
         try:
             set_socket_options(stream)
             host = host_subnet(parse_address(address)[0])
@@ -234,7 +237,7 @@ class Swarm(ConnectionManager):
                 self._book.record_refusal(address)
         except RemoteProtocolError as error:
             if error.reason != "self":
-                # `AddressBook.schedule_retry` reports a dial without a link, ever more rarely, so it is only logged at DEBUG.
+                # A dial without a link is logged only at DEBUG, since `AddressBook.schedule_retry` reports it, ever more rarely.
                 entry = self._book.get(address) if dialed else None
                 is_told = entry is not None and not entry.linked
                 self.count_refusal(error.reason)
@@ -246,7 +249,7 @@ class Swarm(ConnectionManager):
                 if error.reason in REFUSAL_REASONS:
                     self._book.record_refusal(address)
                 forgotten = self._book.record_wrong_peer(address, error.reason)
-                if forgotten is not None:  # Another peer that announces this address may be there.
+                if forgotten is not None:  # Another peer may answer at this address.
                     self._discovery.dial_other_claimant(address, without=forgotten.peer)
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             if dialed:  # `record_end` ignores the reason if the peer was or is linked.
@@ -274,7 +277,8 @@ class Swarm(ConnectionManager):
         self, stream: trio.SocketStream, address: str, host: str, expected: bytes | None, half_open: HalfOpenSlot | None
     ) -> None:
         dialed = half_open is None
-        payer = None if dialed else self.cpu_quota.host_account(host, host in self._member_hosts)  # This peer pays for its dials.
+        # This peer itself pays for connections that it has dialed.
+        payer = None if dialed else self.cpu_quota.host_account(host, host in self._member_hosts)
         deadline = trio.current_time() + HANDSHAKE_SECONDS
         if payer is not None:
             with trio.move_on_at(deadline):
@@ -286,7 +290,7 @@ class Swarm(ConnectionManager):
                 self.events.put(DuplicateIdentity(address))
             elif dialed:
                 self._book.record_own_address(address)
-            self.check_peer(self.me)  # raises `RemoteProtocolError`
+            self.check_peer(self.me)  # always raises `RemoteProtocolError`
         if not dialed:
             self._discovery.on_inbound_handshake(established.peer)
         link = TcpLink(established.peer, address, dialed, session, established.incarnation, stream, half_open)
@@ -302,7 +306,10 @@ class Swarm(ConnectionManager):
             self.detach(link)
 
     async def _serve_circuit(self, stream: CircuitStream, peer: bytes) -> None:
-        """Serve a link over a relay to its end. Errors before the end of the handshake may be the relay's fault."""
+        """Serve a link over a relay to its end.
+
+        Errors are counted, and not raised. An error in the handshake may be the relay's fault.
+        """
         session = CircuitSession(
             self._identity,
             self._chain_id,
@@ -317,7 +324,7 @@ class Swarm(ConnectionManager):
         try:
             self.check_peer(peer)
             deadline = trio.current_time() + CIRCUIT_HANDSHAKE_SECONDS
-            # A relay could start any number of handshakes here, so its account pays for them.
+            # A relay could start any number of handshakes here, so the account of its link pays for them.
             established, early = await self._shake_hands(
                 stream, session, deadline, None if stream.is_opener else stream.carrier.cpu_account
             )
@@ -358,8 +365,8 @@ class Swarm(ConnectionManager):
         raise RemoteProtocolError("handshake-timeout", f"no handshake within {HANDSHAKE_SECONDS:g} seconds")
 
     async def _wait_for_handshake_turn(self, stream: Stream, payer: CpuAccount, deadline: float) -> None:
-        """Wait for the peer's bytes, and then for its turn. A silent peer never takes a turn from others."""
-        if isinstance(stream, trio.SocketStream):  # A circuit has no socket, and its opener speaks first.
+        """Wait for bytes of the peer, and then for a turn that `payer` pays. So a silent peer takes no turn from others."""
+        if isinstance(stream, trio.SocketStream):  # A circuit has no socket, and its opener sends first.
             await trio.lowlevel.wait_readable(stream.socket)
         await self.cpu_quota.wait_for_handshake(payer, deadline)
 
@@ -398,7 +405,7 @@ class Swarm(ConnectionManager):
             nursery.cancel_scope.cancel()
 
     def _record_link_error(self, link: SessionLink, error: RemoteProtocolError) -> None:
-        """Ban the key for an error on its link, or set `link.error`, which `_serve_connection` counts."""
+        """Ban the peer's key for an error on its link, or set `link.error`, which the caller of `_serve_link` raises."""
         if isinstance(error, LinkClosedByPeer) or error.reason in UNATTRIBUTED_REASONS:
             link.error = error
         elif self._links.get(link.peer) is link:
@@ -412,7 +419,7 @@ class Swarm(ConnectionManager):
     async def _confirm(
         self, link: SessionLink, session: NoiseSession, stream: Stream, early: list[Message], deadline: float
     ) -> list[Message]:
-        """Attach the link if the smaller key keeps it, and return the messages that the peer has sent so far."""
+        """Attach the link if the peer with the smaller key keeps it. Return the messages that the other end has sent so far."""
         if link.dialed:
             self._book.confirm_peer(link.address, link.peer)
         decides = self.me < link.peer
@@ -424,7 +431,8 @@ class Swarm(ConnectionManager):
             while not messages:
                 events = await self._receive(stream, session, link.cpu_account)
                 messages = [event for event in events if isinstance(event, Message)]
-                if link.inbox.held > UNREAD_BYTES_MAX[self._policy.classify(link.peer)]:  # These bytes are not counted yet.
+                # The bytes are counted in the peer's memory account only after the link is attached.
+                if link.inbox.held > UNREAD_BYTES_MAX[self._policy.classify(link.peer)]:
                     raise RemoteProtocolError("oversized", "the first message of a link is too large")
         if not messages:
             raise RemoteProtocolError("handshake-timeout", "the peer did not confirm the handshake")
@@ -461,7 +469,7 @@ class Swarm(ConnectionManager):
             return False  # The peer has no link, or one to its earlier process.
         if self.can_take_over(old, link):
             return False
-        # A peer that opens another circuit has noticed that the old one fails, which takes SILENT_SECONDS.
+        # A peer that opens another circuit has noticed that the old circuit fails. Noticing takes SILENT_SECONDS.
         is_asked = isinstance(link, RelayedLink) and not link.stream.is_opener and link.since - old.since >= SILENT_SECONDS
         if old.relay not in (None, link.relay) and (is_asked or old.needs_other_relay(trio.current_time())):
             return False
@@ -517,13 +525,17 @@ class Swarm(ConnectionManager):
             self.enforce_memory_quota(link)
 
     async def _write(self, link: SessionLink, session: NoiseSession, stream: Stream) -> None:
-        """Seal and send frames until the link ends. Nothing else seals, so frames are sent in order or the connection ends."""
-        with trio.CancelScope() as sending:  # One scope serves all frames.
+        """Encrypt and send frames until the link ends.
+
+        Only this task encrypts, so frames are sent in order or the connection ends.
+        """
+        with trio.CancelScope() as sending:  # One scope is reused for all frames.
             try:
                 while True:
                     await link.wait_until_sendable()
                     sending.deadline = trio.current_time() + SEND_SECONDS
-                    # If a frame were sealed before the socket has room for it, a vote would wait for it.
+                    # The frame is filled when the socket has room for it. Otherwise a vote would have to wait for a frame that is
+                    # already filled.
                     if link.meter.is_slow and isinstance(stream, trio.SocketStream):
                         await trio.lowlevel.wait_writable(stream.socket)
                     with self.measure_cpu(link.cpu_account):
@@ -550,13 +562,13 @@ class Swarm(ConnectionManager):
         return self._book.unreachable_addresses()
 
     def add_local_address(self, address: str) -> None:
-        """Dial an address of the local network, where any peer may be. It is forgotten if nobody answers for long."""
+        """Dial an address of the local network, at which any peer may answer. It is forgotten after a dozen failures in a row."""
         self._book.add_local(address)
 
     # Addresses -------------------------------------------------------------------------------------------------------
 
     def peer_addresses(self) -> dict[bytes, str]:
-        """Return one address of each known peer: the one that this peer dialed, or else one from the peer's records."""
+        """Return one address of each known peer: the address that this peer dialed, or else one from the other peer's records."""
         said = {peer: addresses[0] for peer in self.records.peers() if (addresses := self.records.addresses(peer))}
         return said | {link.peer: link.address for link in self._links.values() if link.dialed}
 
@@ -572,7 +584,7 @@ class Swarm(ConnectionManager):
 
     @property
     def announced_addresses(self) -> tuple[str, ...]:
-        """The addresses at which other peers are told to dial this one."""
+        """The addresses of this peer that it announces to other peers."""
         return self._discovery.own_addresses()
 
     @property

@@ -1,4 +1,4 @@
-"""Requests for missing decisions and blocks, a rate limit for such requests of peers, and messages of later heights."""
+"""Requests for missing decisions and blocks, a limit on answers to such requests of peers, and messages of later heights."""
 
 from __future__ import annotations
 
@@ -11,36 +11,43 @@ from protocol import codec
 from protocol.limits import DECISIONS_PER_REPLY_MAX
 from protocol.messages import Decision, GetBlock, GetDecisions, ProposeEnvelope
 
-FIRST_REQUEST_DELAY_SECONDS = 0.1  # peers are often one height ahead: their votes or the block are probably on their way
-RETRY_SECONDS = 0.5  # wait for an answer, before another peer is asked
-RETRY_SECONDS_MAX = 60.0  # a peer that never delivers claims a height that nobody reached, or its answers get lost
-RESPONSE_BURST_MAX = 32.0  # answers without a wait: enough for a peer that is a thousand heights behind
-RESPONSES_PER_SECOND = 4.0  # rate after the burst: 128 heights a second, more than a network decides, with little disk access
-CLAIMS_MAX = 1_024  # peers whose claimed height is kept
-FUTURE_MESSAGES_MAX = 16  # per peer, beside one proposal: votes of two heights, and those of a view change
-FUTURE_BYTES_MAX = 256 << 10  # these messages per peer: votes and two timeout certificates of VOTERS_MAX voters
-DECISIONS_BYTES_MAX = 8 << 20  # decisions of later heights, from all peers together
-PROPOSALS_BYTES_MAX = 32 << 20  # proposals of later heights, from all peers together; a dropped one is sent again at its height
-FUTURE_HEIGHTS_MAX = 2  # messages of heights further ahead are dropped, and requested when their height is reached
+# Seconds until the first request: peers are often one height ahead, and the missing messages are probably on their way.
+FIRST_REQUEST_DELAY_SECONDS = 0.1
+RETRY_SECONDS = 0.5  # seconds to wait for an answer before another peer is asked
+RETRY_SECONDS_MAX = 60.0  # maximum seconds between requests to a peer that never answers: its claimed height may be false
+RESPONSE_BURST_MAX = 32.0  # answers to one peer without a wait: enough for a peer that is a thousand heights behind
+# Answers per second to one peer after the burst: 128 heights, more than a network decides, with little disk access.
+RESPONSES_PER_SECOND = 4.0
+CLAIMS_MAX = 1_024  # peers whose claimed heights are stored
+FUTURE_MESSAGES_MAX = 16  # messages of later heights per peer, beside one proposal: votes of two heights and of a view change
+FUTURE_BYTES_MAX = 256 << 10  # bytes of messages of later heights per peer: votes, two timeout certificates of VOTERS_MAX voters
+DECISIONS_BYTES_MAX = 8 << 20  # bytes of decisions of later heights, from all peers together
+# Bytes of proposals of later heights, from all peers together; a dropped proposal is sent again at its height.
+PROPOSALS_BYTES_MAX = 32 << 20
+FUTURE_HEIGHTS_MAX = 2  # later heights whose messages are kept; messages of higher heights are dropped, and requested when needed
 
 
 @dataclass(slots=True)
 class PeerHeightClaim:
-    """The height that a peer claims, and the time of the next request to it."""
+    """The height that a peer claims to work on, and the time of the next request to that peer."""
 
     height: int
-    retry_seconds: float = RETRY_SECONDS  # doubles with every unanswered request
+    # Seconds until the next request to this peer, which double with every request without an answer.
+    retry_seconds: float = RETRY_SECONDS
     not_before: float = 0.0
     asked: bool = False
 
 
 @dataclass(slots=True)
 class BlockSync:
-    """Requests the next decisions from one peer at a time. A peer that claims a height without answering is asked less often."""
+    """Requests for the next decisions, sent to one peer at a time.
+
+    A peer that claims a height and does not answer is asked less often.
+    """
 
     _claims: OrderedDict[bytes, PeerHeightClaim] = field(default_factory=OrderedDict)
     _height: int = 0
-    _asked_below: int = 0  # decisions below this height have been requested
+    _asked_below: int = 0  # height below which all decisions have been requested
     _behind_since: float | None = None
     _next: float = 0.0
     _turn: int = 0
@@ -60,12 +67,12 @@ class BlockSync:
         return max([claim.height for claim in self._claims.values()], default=0)
 
     def height_claimed_by(self, peers: Set[bytes], count: int) -> int:
-        """Return the highest height that at least `count` of these peers claim; 0 if fewer claim to be ahead."""
+        """Return the highest height that at least `count` of these peers claim. 0: fewer of them have claimed a height."""
         claims = sorted((claim.height for peer, claim in self._claims.items() if peer in peers), reverse=True)
         return claims[count - 1] if 0 < count <= len(claims) else 0
 
     def record_own_height(self, height: int, now: float) -> None:
-        """Record this replica's height. Progress means that the asked peer delivers, so the next request waits."""
+        """Record this replica's height. If it has grown, the asked peer is sending decisions, and the next request waits."""
         if height > self._height:
             self._height, self._behind_since, self._next = height, None, now + RETRY_SECONDS
 
@@ -76,7 +83,7 @@ class BlockSync:
             claim.retry_seconds, claim.not_before = RETRY_SECONDS, 0.0
 
     def ignore_until_asked(self, peer: bytes) -> None:
-        """Mark a peer that sent a useless decision. Until the next request to it, `was_asked` returns False."""
+        """Mark a peer that sent a useless decision: `was_asked` returns False for this peer until the next request to it."""
         claim = self._claims.get(peer)
         if claim is not None:
             claim.asked = False
@@ -89,7 +96,7 @@ class BlockSync:
         return [(peer, claim) for peer, claim in self._claims.items() if claim.height > self._height]
 
     def deadline(self, now: float) -> float | None:
-        """Return the time of the next request. None: no peer claims to be ahead."""
+        """Return the time of the next request for decisions. None: no peer claims to be ahead."""
         ahead = self._ahead() if self._claims else None
         if not ahead:
             return None
@@ -104,8 +111,8 @@ class BlockSync:
     def next_request(self, now: float, votes: Callable[[bytes], bool] = lambda peer: False) -> tuple[bytes, GetDecisions]:
         """Return the next request and its receiver. Call it after the deadline.
 
-        Every second request goes to a voter, if one may be asked: any peer can claim a height, but only few voters lie. The
-        other requests go to any peer, since the only linked voter may be a liar.
+        Every second request goes to a voter, if one may be asked: any peer can claim a height, but only few voters are faulty.
+        The other requests go to any peer, because the only linked voter may be faulty.
         """
         patient = [(peer, claim) for peer, claim in self._ahead() if claim.not_before <= now]
         self._turn += 1
@@ -115,7 +122,7 @@ class BlockSync:
         claim.asked = True
         claim.not_before, claim.retry_seconds = now + claim.retry_seconds, min(RETRY_SECONDS_MAX, 2 * claim.retry_seconds)
         self._next = now + RETRY_SECONDS
-        self._asked_below = min(self._height + DECISIONS_PER_REPLY_MAX, claim.height)  # the peer has no later ones
+        self._asked_below = min(self._height + DECISIONS_PER_REPLY_MAX, claim.height)  # this peer has no later decisions
         return peer, GetDecisions(self._height, DECISIONS_PER_REPLY_MAX)
 
 
@@ -128,13 +135,13 @@ class BlockFetcher:
     _turn: int = 0
 
     def deadline(self, wanted: bytes | None, now: float) -> float | None:
-        """Return the time of the next request for the block `wanted`. None: no block is missing."""
+        """Return the time of the next request for the block with the digest `wanted`. None: no block is missing."""
         if wanted != self._digest:
             self._digest, self._next, self._turn = wanted, now + FIRST_REQUEST_DELAY_SECONDS, 0
         return None if wanted is None else self._next
 
     def next_request(self, height: int, holders: tuple[bytes, ...], now: float) -> tuple[bytes, GetBlock]:
-        """Return the next request and its receiver, which is the next of `holders`. Call it after the deadline."""
+        """Return the next request and its receiver, which is the next of the `holders` in turn. Call it after the deadline."""
         assert self._digest is not None
         peer = holders[self._turn % len(holders)]
         self._turn += 1
@@ -144,9 +151,9 @@ class BlockFetcher:
 
 @dataclass(slots=True)
 class ResponseRateLimiter:
-    """A token bucket for the requests of each peer: one answer may read `effects.DECISIONS_REPLY_BYTES_MAX` from disk."""
+    """A token bucket for the requests of each peer: each answer may read `effects.DECISIONS_REPLY_BYTES_MAX` from disk."""
 
-    _left: dict[bytes, tuple[float, float]] = field(default_factory=dict)  # linked peer -> (answers left, time)
+    _left: dict[bytes, tuple[float, float]] = field(default_factory=dict)  # linked peer -> (number of answers left, time)
 
     def allows(self, peer: bytes, now: float) -> bool:
         left, since = self._left.get(peer, (RESPONSE_BURST_MAX, now))
@@ -161,14 +168,18 @@ class ResponseRateLimiter:
 
 @dataclass(slots=True)
 class FutureHeightMessages:
-    """Messages of later heights. They are not verified yet, so their number and size are bounded."""
+    """Messages of later heights, which wait until their height opens.
 
-    _small: dict[bytes, deque[tuple[int, AgreementMessage, int]]] = field(default_factory=dict)  # height, message, bytes
+    They are not verified yet, so their number and size are bounded.
+    """
+
+    # Sender -> (height, message, bytes) of its small messages.
+    _small: dict[bytes, deque[tuple[int, AgreementMessage, int]]] = field(default_factory=dict)
     _proposals: dict[bytes, tuple[int, ProposeEnvelope, int]] = field(default_factory=dict)
     _decisions: dict[int, tuple[bytes, Decision]] = field(default_factory=dict)
 
     def add_decision(self, peer: bytes, height: int, decision: Decision) -> None:
-        """Keep the first decision of each height, unverified. `remove_peer` drops it if its sender turns out to lie."""
+        """Keep the first decision of each height, unverified. `remove_peer` drops it if its sender proves faulty."""
         if height in self._decisions:
             return
         held = sum(len(kept.block) for _, kept in self._decisions.values())
@@ -193,7 +204,7 @@ class FutureHeightMessages:
         self._decisions = {height: kept for height, kept in self._decisions.items() if kept[0] != peer}
 
     def pop_height(self, height: int) -> list[tuple[bytes, AgreementMessage]]:
-        """Return the messages of `height`, and drop them and those of lower heights."""
+        """Return the messages of `height` with their senders. Drop these messages and all messages of lower heights."""
         taken: list[tuple[bytes, AgreementMessage]] = []
         if height in self._decisions:
             taken.append(self._decisions[height])

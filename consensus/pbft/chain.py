@@ -15,14 +15,14 @@ from protocol.identity import Signed, Verifier
 from protocol.limits import CLOCK_AHEAD_SECONDS
 from protocol.messages import Certificate, Commit
 
-DECIDED_AHEAD_MAX = 64  # decided heights that are not applied yet; at this number a peer requests no more decisions
+DECIDED_AHEAD_MAX = 64  # decided heights that are not applied yet, at which a replica stops requesting decisions
 
 
 # Leaders -------------------------------------------------------------------------------------------------------------
 
-# Voters lead in turn. A voter whose view failed is left out for two laps, and then until its commit is in a parent's certificate.
-# The leaders are a pure function of decided blocks, so all honest voters agree on them, also after a restart. A proposer's free
-# choices in a block, such as the set of commits, cost no other voter its turn.
+# Voters lead in turn. A voter whose view failed is left out for two turns of all voters, and then until a parent's certificate
+# contains its commit. The leaders depend only on decided blocks, so all honest voters agree on them, even after a restart. A
+# proposer's free choices in a block, such as the set of commits, cost no other voter its turn.
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,14 @@ class LeaderSchedule:
 
     height: int
     voters: tuple[bytes, ...]
-    eligible: tuple[bytes, ...]  # the voters that are not left out
+    eligible: tuple[bytes, ...]  # voters that are not left out
 
     def leader_of_view(self, view: int) -> bytes:
-        """Return the leader of `view`. The turns go round all voters, so one that is left out moves no other voter's turn.
+        """Return the leader of `view`.
 
-        The turn of a voter that is left out goes to another voter in each lap. With one substitute for all laps, a liar could
-        choose its key so that it becomes this substitute.
+        A voter that is left out keeps its place in the order, so that no other voter's turn moves. Another voter takes the
+        turn, a different one each time the order starts again. With one fixed substitute, a faulty voter could choose its key
+        so that it becomes this substitute.
         """
         lap, place = divmod(self.height + view, len(self.voters))
         key = self.voters[place]
@@ -45,9 +46,9 @@ class LeaderSchedule:
 
 
 def make_leader_schedule(height: int, voters: VoterSet, parent: Block | None) -> LeaderSchedule:
-    """Make the schedule of `height` from the decided block before it (None for the first height).
+    """Return the schedule of `height`. `parent` is the decided block before it; None for the first height.
 
-    At most n − q voters are left out, those that failed last. So a quorum remains, which has at least one honest voter.
+    At most n − q voters are left out: those that failed last. The others form a quorum, which has at least one honest voter.
     """
     failed = parent.failed if parent else {}
     latest = sorted((-until, key) for key, until in failed.items() if key in voters)
@@ -58,7 +59,10 @@ def make_leader_schedule(height: int, voters: VoterSet, parent: Block | None) ->
 def update_failed_leaders(
     height: int, voters: VoterSet, parent: Block, leaders: LeaderSchedule, view: int, signers: Collection[bytes]
 ) -> Mapping[bytes, int]:
-    """Return `Block.failed` at `height`. The parent was decided under `leaders`, in `view`, by the commits of `signers`."""
+    """Return the field `failed` of the block at `height`.
+
+    The parent was decided in the view `view` of the schedule `leaders`, by the commits of `signers`.
+    """
     assert parent.height == height - 1 == leaders.height and height > FIRST_HEIGHT
     failed = {key: until for key, until in parent.failed.items() if key in voters and (until > height or key not in signers)}
     for earlier in range(min(view, len(leaders.voters))):
@@ -75,34 +79,35 @@ def update_failed_leaders(
 class DecidedHeight:
     """A decided block with its certificate."""
 
-    block: Block  # the block without its body
+    block: Block  # decided block, stored without its body
     digest: bytes
     vote: Commit
-    certificate: Certificate  # grows with late commits, so that the next block shows that their voters are alive
+    # Commit certificate, to which late commits are added, so that the next block shows that their voters work.
+    certificate: Certificate
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRefusal:
-    """The reason not to prepare a block. If the block's time is the reason, `retry_at` is the time when it ends."""
+    """The reason why a block must not be prepared. If its time is ahead of this clock, `retry_at` is the time to try again."""
 
     reason: str
     retry_at: float | None = None
 
 
 class Chain:
-    """The last two decided heights, and all that are not applied yet (limited by `DECIDED_AHEAD_MAX`), with their voters."""
+    """The last two decided heights and all heights that are not applied, at most `DECIDED_AHEAD_MAX`, with their voters."""
 
     def __init__(self, chain_id: bytes, application: Application, applied: AppliedInput, restart: RestartState) -> None:
         self._chain_id = chain_id
         self._application = application
         self._past: dict[int, DecidedHeight] = {}
-        self.voters: dict[int, VoterSet] = {}  # height -> voters
-        self._schedules: dict[int, LeaderSchedule] = {}  # cache: read several times in a step
+        self.voters: dict[int, VoterSet] = {}  # height -> its voter set
+        self._schedules: dict[int, LeaderSchedule] = {}  # height -> its schedule, cached because a step reads it several times
         self.applied = applied.height
         self._state_root = applied.state_root
         self.divergence: str | None = None
-        self._dissenters: set[bytes] = set()  # leaders of this height whose fresh blocks name another state root
-        self.height = FIRST_HEIGHT  # the next height to be decided
+        self._dissenters: set[bytes] = set()  # leaders at this height whose fresh blocks have another state root than ours
+        self.height = FIRST_HEIGHT  # the height that is decided next
         for decided in restart.decided:
             self.height = decided.height
             self.add_decided(decided)
@@ -112,12 +117,12 @@ class Chain:
 
     @property
     def is_applied(self) -> bool:
-        """True if the parent of the next block is applied: only then can a block be made or judged."""
+        """True if the parent of the next block is applied. Only then can the next block be made or judged."""
         return self.applied == self.height - 1
 
     @property
     def state_root_split(self) -> str | None:
-        """A message for people if more than n − q leaders of this height proposed another state root; otherwise None."""
+        """A text for people if more than n − q leaders of this height have proposed another state root; otherwise None."""
         voters, count = self.voters.get(self.height), len(self._dissenters)
         if voters is None or count <= len(voters) - voters.quorum:
             return None
@@ -133,7 +138,7 @@ class Chain:
         return any(key in voters for voters in self.voters.values())
 
     def leader_schedule(self, height: int) -> LeaderSchedule | None:
-        """Return the leaders of `height`. None: its voters or its parent are not known yet."""
+        """Return the schedule of leaders of `height`. None: the voters or the parent of that height are not known yet."""
         known = self._schedules.get(height)
         if known is not None:
             return known
@@ -155,7 +160,8 @@ class Chain:
         self._past[self.height] = DecidedHeight(slim, decided.digest, vote, decided.certificate)
         self.height += 1
         self._dissenters.clear()
-        # Voter sets change rarely, so the hash in the block usually names a known set, even before the block is applied.
+        # Voter sets change rarely, so the hash in the block usually names a known set. The voters are then known before the
+        # block is applied.
         known = {voters.hash: voters for voters in self.voters.values()}
         if self.height not in self.voters and block.next_voters in known:
             self.voters[self.height] = known[block.next_voters]
@@ -176,7 +182,7 @@ class Chain:
         self._forget()
 
     def _compare(self) -> None:
-        """Compare the block after the applied height with this replica's state, and set `divergence` if they differ."""
+        """Compare the block after the applied height with this replica's state and voters. If they differ, set `divergence`."""
         child = self._past.get(self.applied + 1)
         if child is None or self.divergence is not None or self.applied + 1 not in self.voters:
             return
@@ -196,7 +202,7 @@ class Chain:
         self._schedules = {height: made for height, made in self._schedules.items() if height >= needed}
 
     def commit_votes_of(self, voter: bytes) -> list[Signed]:
-        """Return the voter's commits of the kept heights, the latest first."""
+        """Return this voter's commits in the stored certificates, the latest height first."""
         pasts = [self._past[height] for height in sorted(self._past, reverse=True)]
         certificates = [past.certificate for past in pasts if voter in past.certificate.signatures]
         return [Signed(certificate.vote, voter, certificate.signatures[voter]) for certificate in certificates]
@@ -211,7 +217,7 @@ class Chain:
         return encode_block(self._envelope(proposer, time_ms, parent.certificate if parent else None, body))
 
     def _envelope(self, proposer: bytes, time_ms: int, parent_certificate: Certificate | None, body: bytes) -> Block:
-        """Return the only correct block with these four fields, which a proposer may choose."""
+        """Return the only correct block at this height that has these four fields, which a proposer may choose."""
         parent, leaders, failed = self.parent, self.leader_schedule(self.height - 1), {}
         if parent_certificate is not None and parent is not None and leaders is not None:
             view, voters = codec.decode_message(parent_certificate.vote, (Commit,)).view, self.voters[self.height]
@@ -235,8 +241,8 @@ class Chain:
     ) -> BlockRefusal | None:
         """Return why a fresh block must not be prepared, or None. The parent must be applied.
 
-        The block's time must be later than the parent's. It may be more than CLOCK_AHEAD_SECONDS ahead of this clock in two
-        cases: no earlier time is possible, or the block `is_vouched_for`, that is, an honest voter has prepared it.
+        The block's time must be later than the parent's time. It may be more than CLOCK_AHEAD_SECONDS ahead of this clock in
+        two cases: no earlier time is possible, or the block `is_vouched_for`, because an honest voter has prepared it.
         """
         assert self.is_applied
         try:

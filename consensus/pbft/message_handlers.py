@@ -1,6 +1,7 @@
-"""The message handlers of a replica. A valid message becomes a fact in a vote set. An invalid one is a fault of its sender.
+"""The message handlers of a replica.
 
-The handlers also answer requests, greet new links, and repeat statements for peers that apparently lack them.
+The statements of a valid message are added to a vote set. An invalid message is a fault of its sender. The handlers also answer
+requests, greet new links, and repeat statements for peers that apparently lack them.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ class ReplicaMessageHandlers(ReplicaState):
                 self._faults.append(PeerFault(peer, error))
 
     def _set_aside(self, peer: bytes) -> None:
-        """Keep nothing more of a peer on another chain until we ask it. That is no fault: our chain may be the false one."""
+        """Drop the waiting messages of a peer on another chain, and ignore its decisions until it is asked again.
+
+        The peer is not reported as faulty, because our chain may be the false one.
+        """
         self._future.remove_peer(peer)
         self._catch_up.ignore_until_asked(peer)
 
@@ -105,10 +109,13 @@ class ReplicaMessageHandlers(ReplicaState):
                 if message.height > self.height:
                     self._catch_up.record_claim(peer, message.height)
                 self._check.record_answer(peer, message.height, self.height)
-                self._ask_application = True  # this may have been the last answer that was missing
+                self._ask_application = True  # the check may now be over, so that this voter may propose
 
     def _book_for(self, peer: bytes, height: int, message: HeightMessage) -> HeightVoteSet | None:
-        """Return the vote set for a message of `height`. None: the height is not open here; messages of later ones are kept."""
+        """Return the vote set for a message of `height`.
+
+        None: that height is not open. Messages of the next heights are stored.
+        """
         if height > self.height:
             self._catch_up.record_claim(peer, height)
         if height == self.height and self._book is not None:
@@ -129,7 +136,7 @@ class ReplicaMessageHandlers(ReplicaState):
             return
         offer = book.proposals.get(propose.view)
         if offer is not None and offer.propose == message.propose:
-            # Another sender may have the right compact body if ours was wrong. The leader has it.
+            # If our compact body was wrong, another sender may have the right one. The leader has it.
             if offer.compact_body is None or (peer == offer.propose.signer != offer.sender):
                 book.proposals[propose.view] = offer.with_compact_body(message.compact_body, peer)
                 self._ask_application = True
@@ -153,7 +160,10 @@ class ReplicaMessageHandlers(ReplicaState):
             self._ask_application = True
 
     def _justify(self, book: HeightVoteSet, propose: Propose, message: ProposeEnvelope) -> Prepare | None:
-        """(S3) Check that a later view's proposal carries a timeout certificate, and names the block that it obliges to."""
+        """(S3) Check that a proposal for a later view has a timeout certificate, and the block that this certificate requires.
+
+        Return the vote for that block, or None if any block is allowed.
+        """
         certificate = message.justification
         if (certificate is None) != (propose.view == 0):
             raise RemoteProtocolError(
@@ -169,7 +179,10 @@ class ReplicaMessageHandlers(ReplicaState):
     # Votes and timeouts ----------------------------------------------------------------------------------------------
 
     def _remember(self, signed: Signed, statement: Propose | Prepare | Commit | Timeout) -> None:
-        """Add a late statement of a decided height, which may be evidence. The next block carries late commits of its parent."""
+        """Add a late statement about a decided height, because it may be evidence.
+
+        Late commits of the parent also enter the certificate in the next block.
+        """
         book = self._closed.get(statement.height)
         if book is None or book.decided_view is None or abs(statement.view - book.decided_view) > VIEWS_AHEAD_MAX:
             return
@@ -193,7 +206,7 @@ class ReplicaMessageHandlers(ReplicaState):
         if message.high is not None:
             high = self._take_prepared(book, message.high)
         if not covers_timeout(high, timeout) or timeout.high_view > timeout.view:
-            # (S5) A timeout counts only with a certificate that covers it.
+            # (S5) A timeout counts only with a prepare certificate that covers it.
             raise RemoteProtocolError("bad-timeout", f"the certificate of view {timeout.high_view} is missing")
         if self._in_window(timeout.view):
             self._add(book, message.timeout, timeout)
@@ -222,7 +235,8 @@ class ReplicaMessageHandlers(ReplicaState):
         height = codec.decode_message(message.certificate.vote, (Commit,)).height
         if height > self.height or (height == self.height and self._book is None):  # the decision cannot be verified yet
             self._catch_up.record_claim(peer, height + 1)
-            # Before the trusted block is decided, known voters may have retired. They could send us another chain at no cost.
+            # Until the trusted block is decided, the known voters may have retired. Retired voters could send us another chain
+            # at no cost.
             wanted = self._catch_up.was_asked(peer) or (self._chain.is_known_voter(peer) and not self._is_unproven)
             if wanted and height < self.height + DECISIONS_PER_REPLY_MAX:
                 self._future.add_decision(peer, height, message)
@@ -240,13 +254,13 @@ class ReplicaMessageHandlers(ReplicaState):
         self._catch_up.reset_backoff(peer)
         held = self._book.commit_vote
         if self._is_unproven and held is not None and held.block != vote.block:
-            self._book.drop_commit_certificate()  # retired voters can certify a block that nobody has
+            self._book.drop_commit_certificate()  # retired voters can certify a block that no peer has
         self._hold(vote.block, message.block)
         self._add_certified(self._book, message.certificate, vote)
         self._book.adopt_commit_certificate(message.certificate, vote)
 
     def _compare(self, book: HeightVoteSet, certificate: Certificate) -> None:
-        """Verify a certificate of a decided height only if it names another block than the decided one."""
+        """Handle the certificate of a decided height. Verify it only if it names another block than the decided one."""
         vote, decided = codec.decode_message(certificate.vote, (Commit,)), book.commit_vote
         if decided is None or vote.block == decided.block or vote.voters != decided.voters or self._is_below_anchor(book):
             return
@@ -266,7 +280,7 @@ class ReplicaMessageHandlers(ReplicaState):
             case GetBlock() if message.block in self._stored:
                 self._sends.append(SendBlock(peer, message.height, message.block))
             case GetRememberedStatements():
-                # The certificate goes first: a voter that lost its own commit must hold it before it signs again.
+                # The certificate goes first: a voter that lost its own commit must have the certificate before it signs again.
                 if self._book is not None and self._book.highest_prepare_certificate is not None:
                     self._send(peer, Prepared(self._book.highest_prepare_certificate))
                 books = [self._closed[height] for height in sorted(self._closed, reverse=True)]
@@ -274,22 +288,24 @@ class ReplicaMessageHandlers(ReplicaState):
                     books.insert(0, self._book)
                 said = [signed for book in books for signed in book.statements_of(peer)]
                 held = [*self._application.statements_signed_by(peer), *said, *self._chain.commit_votes_of(peer)]
-                # The answer has no duplicates, and is cut off at its maximum size.
+                # The answer has no duplicates, and ends at the maximum number of statements.
                 self._send(peer, RememberedStatements(self.height, tuple(dict.fromkeys(held))[:REMEMBERED_STATEMENTS_MAX]))
-            case Status() if self._book is not None:  # the sender is in an earlier view: its few bytes request a proposal
+            # The sender is in an earlier view: a Status of few bytes requests our statements.
+            case Status() if self._book is not None:
                 self._repeat_to((peer,), self._book)
 
     def _repeat_to(self, peers: tuple[bytes, ...], book: HeightVoteSet) -> None:
-        """Repeat our latest statements and the highest certificate, and the proposal for voters that apparently lack it."""
+        """Send our latest statements, the highest certificate and the proposal again to voters that apparently lack them."""
         offer = book.proposals.get(self.view)
         unheard = tuple(key for key in book.voters_without_statement_since(self.view) if key in peers)
-        # The block must have been prepared here: a body that a liar made may not decode, and so has no compact form.
+        # The block must have been prepared here. A body from a faulty leader may not decode, and then has no compact form.
         if offer is not None and unheard and offer.digest in self._stored and offer.digest in self._blocks:
             self._send_to(unheard, self._proposal(offer))
         ended = book.timeout_certificate(self.view - 1)
         if book.highest_prepare_certificate is not None:
             self._send_to(peers, Prepared(book.highest_prepare_certificate))
-        is_covered = book.high_vote is None or book.high_vote.view < self.view  # a later `high` makes it invalid
+        # A prepare certificate of a later view would make it invalid.
+        is_covered = book.high_vote is None or book.high_vote.view < self.view
         if ended is not None and unheard and is_covered:
             self._send_to(unheard, ViewEnded(ended))
         for view in (self.view - 1, self.view):
@@ -302,6 +318,9 @@ class ReplicaMessageHandlers(ReplicaState):
                 self._send_to(peers, Vote(signed))
 
     def _said(self, book: HeightVoteSet, tag: str, view: int) -> Signed | None:
-        """Return an own statement, or None. A statement for another voter set is left out, since nobody would accept it."""
+        """Return our own statement of this type and view, or None.
+
+        A statement for another voter set is omitted, because no voter accepts it.
+        """
         signed = self._own.get_vote(tag, book.height, view)
         return signed if signed in book.statements_of(self.me) else None

@@ -1,37 +1,39 @@
-"""This voter's own signatures: at most one message per slot. `RollbackCheck` detects signatures that a rolled-back disk has lost.
+"""This voter's own statements, at most one per slot. `RollbackCheck` detects statements that a disk in an older state has lost.
 
-Before its first signature, a voter asks the other voters for its statements that they remember. It signs after q voters, itself
-included, have answered, and only at heights above those for which its log seems to lack signatures.
+Before its first signature, a voter asks the other voters for its own statements, which they remember. The voter signs after q
+voters, itself included, have answered, and only at heights above those for which its log seems to lack statements.
 
-Safety does not depend on this check. A voter with a rolled-back disk is one of the f faulty ones, and any two quorums still share
-an honest voter that lost nothing. The check keeps the voter from contradicting itself, for which it would be expelled:
+Safety does not depend on this check. A voter whose disk was rolled back is one of the f faulty voters, and any two quorums still
+share an honest voter that lost nothing. The check keeps the voter from contradicting itself, for which it would be expelled:
 
-- *Decided blocks.* q voters committed and q voters answered. Both groups share f + 1 voters, so f beside this one. The honest
-  voters among these have decided the block, or they hold a prepare certificate for it and send it before their answer. So this
-  voter holds its lost certificate again. An answer from a later height counts when this voter reaches that height. If the height
-  is too far ahead to keep its certificate, the voter asks again.
-- *Statements at an open height.* Links deliver in order or break. So honest voters have received this voter's statements and
-  return them. A returned statement that the log lacks proves a loss, but not its size: the voter that returned it may be one
-  height behind. So this voter is silent at the height of the statement and at the next one.
-- *Progress of the others.* Voters remember the statements of the open height and of the last two decided ones. So they still
-  return a statement after the decisions of its height and of the next one. Earlier heights are decided and certified. This
-  voter signs nothing below the (f+1)-th highest claimed height, which an honest voter has reached.
+- *Decided blocks.* q voters committed a decided block, and q voters have answered. These two groups share f + 1 voters, and so f
+  voters beside this one. The honest voters among these f have decided the block, or they have a prepare certificate for it and
+  send the certificate before their answer. This voter then has its lost certificate again. An answer from a later height counts
+  when this voter reaches that height. If the height is too far ahead to keep its certificate, the voter asks again.
+- *Statements at an open height.* Links deliver in order or break. Honest voters have therefore received this voter's statements,
+  and return them. A returned statement that the log lacks proves a loss, but not its size: the voter that returned the statement
+  may be one height behind. This voter is therefore silent at the height of the statement and at the next height.
+- *Progress of the other voters.* Voters remember the statements of the open height and of the last two decided heights. They
+  still return a statement after the decisions of its height and of the next one. All earlier heights are decided and certified.
+  This voter signs nothing below the (f+1)-th highest claimed height, which an honest voter has reached.
 
-A copy of the disk on another machine signs with the same key. Its statements look like a loss each time. Three checks detect it:
+A copy of the disk on another machine signs with the same key. Each statement of the copy looks like a loss. Three checks detect
+the copy:
 
-- *A silent voter asks at each height.* While a voter is silent, its check starts again with every height. So it learns of the
-  copy's signatures before it signs anything itself.
-- *Heights above our start.* Let H be the first height at which this process has enough answers from H or below: those of
-  n − q + f + 1 other voters, or of all. Then earlier processes of this voter signed nothing above H + 1. Proof: a signature at
-  height x needs the decision of x − 1. So at least q − 1 other voters committed x − 1 before they answered us. They share more
-  than f voters with those that answered. So one of these is honest and answered after its commit of x − 1, hence x − 1 ≤ H. A
-  signature above H + 1 that our log lacks is therefore from another machine. The voter stops for good, since both machines would
-  soon sign two messages for one slot. Fewer answers prove nothing. Then the voter is silent, as after any loss.
-- *A link with our own key.* The peer dials an address that is announced for its own key. If another process there proves the key,
-  it is on another machine (`inputs.DuplicateIdentityInput`). This needs no signature, so it may come before the copy signs.
+- *A silent voter asks at each height.* While a voter is silent, its check starts again at every height. The voter therefore
+  learns of the copy's signatures before it signs anything itself.
+- *Heights above our start.* Let H be the first height at which this process has enough answers from voters at H or below: answers
+  of n − q + f + 1 other voters, or of all. Earlier processes of this voter then signed nothing above H + 1. Proof: a signature at
+  height x needs the decision of x − 1. At least q − 1 other voters therefore committed x − 1 before they answered us. They share
+  more than f voters with those that answered. One of these is honest and answered after its commit of x − 1, hence x − 1 ≤ H. A
+  signature above H + 1 that our log lacks is therefore from another machine. The voter stops for good, because both machines
+  would soon sign two messages for one slot. Fewer answers prove nothing. The voter is then silent, as after any loss.
+- *A link with our own key.* The peer dials an address that is announced for its own key. If another process at that address
+  proves the key, it is on another machine (`inputs.DuplicateIdentityInput`). This check needs no signature of the copy, so it may
+  detect the copy before it signs.
 
-f liars cannot silence a voter: the (f+1)-th highest claim is not above all honest ones, a returned statement needs the voter's
-signature, and n − f ≥ q honest voters answer. One gap remains: voters that restarted know only certificates and their own
+f faulty voters cannot silence a voter: the (f+1)-th highest claim is not above all honest claims, a returned statement needs the
+voter's signature, and n − f ≥ q honest voters answer. One gap remains: a voter that restarted knows only certificates and its own
 records. If all voters that answer have restarted, our votes that entered no certificate are lost.
 """
 
@@ -49,14 +51,19 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.identity import Signed, Signer, Verifier, open_signed, short_id, sign_message
 from protocol.messages import Commit, Prepare, RememberedStatements, Timeout
 
-ASK_SECONDS = 0.5  # interval of requests to voters without a valid answer, which may have been too far ahead
-EARLIER_HEIGHTS = 1  # an earlier process of this voter may have been one height above the voters that answered
-SILENT_HEIGHTS = 2  # silence from a lost statement's height on: the voter that returned it may be one height behind
-VOTE_SETS_KEPT = 2  # decided heights whose statements are kept for others
+ASK_SECONDS = 0.5  # seconds between requests to voters without a valid answer, which may have been too far ahead
+EARLIER_HEIGHTS = 1  # heights above the answering voters at which an earlier process of this voter may have signed
+SILENT_HEIGHTS = (
+    2  # heights of silence, from the height of a lost statement on: the voter that returned it may be one height behind
+)
+VOTE_SETS_KEPT = 2  # decided heights whose statements are stored for other voters
 
 
 class OwnVotes:
-    """Own statements of the open height and of the last `VOTE_SETS_KEPT` decided ones. Each is durable before it is sent."""
+    """This voter's own statements about the open height and the last `VOTE_SETS_KEPT` decided heights.
+
+    Each is durable before it is sent.
+    """
 
     def __init__(self, signer: Signer, chain_id: bytes, votes: Iterable[OwnStatement]) -> None:
         self._signer = signer
@@ -67,7 +74,7 @@ class OwnVotes:
         return self._signed.get((tag, height, view))
 
     def has_signed(self, statement: AgreementStatement) -> bool:
-        """Return whether exactly this statement was signed here."""
+        """Return whether this voter's log has exactly this statement."""
         signed = self.get_vote(statement.TAG, statement.height, statement.view)
         return signed is not None and signed.body == codec.encode(statement)
 
@@ -79,7 +86,10 @@ class OwnVotes:
         ]
 
     def sign_statement(self, message: AgreementStatement) -> OwnStatement:
-        """Sign a statement. Raises `LocalProtocolError` if its slot is taken, or if a vote would follow an own timeout."""
+        """Return a new signed statement.
+
+        Raises `LocalProtocolError` if its slot is taken, or if it is a vote after an own timeout.
+        """
         slot = (message.TAG, message.height, message.view)
         if slot in self._signed:
             raise LocalProtocolError(f"slot {slot} is already signed")
@@ -93,12 +103,12 @@ class OwnVotes:
         return any(tag != Timeout.TAG and of_height == height for tag, of_height, _ in self._signed)
 
     def highest_timed_out_view(self, height: int) -> int:
-        """Return the highest view of `height` with an own timeout; −1 if there is none."""
+        """Return the highest view of `height` for which this voter has signed a timeout; −1 if there is none."""
         given_up = (view for tag, of_height, view in self._signed if tag == Timeout.TAG and of_height == height)
         return max(given_up, default=-1)
 
     def highest_signed_view(self, height: int) -> int:
-        """Return the highest view of `height` with an own statement; 0 if there is none."""
+        """Return the highest view of `height` for which this voter has signed a statement; 0 if there is none."""
         return max((view for _, of_height, view in self._signed if of_height == height), default=0)
 
     def prune_below_height(self, height: int) -> None:
@@ -107,28 +117,29 @@ class OwnVotes:
 
 @dataclass(slots=True)
 class RollbackCheck:
-    """Decides whether a voter may sign. The check starts with the process, and again at each height while the voter is silent."""
+    """The check whether a voter may sign. It starts with the process, and again at each height while the voter is silent."""
 
     is_over: bool = False
-    _claims: dict[bytes, int] = field(default_factory=dict)  # voter -> the height that it claims to work on
-    _answered: set[bytes] = field(default_factory=set)  # voters whose answer counts when their height is reached
+    _claims: dict[bytes, int] = field(default_factory=dict)  # voter -> height that it claims to work on
+    _answered: set[bytes] = field(default_factory=set)  # voters whose answers count when this voter reaches their heights
     no_votes_below: int = 0
-    _reached: int | None = None  # H in the module's docstring; None: too few voters have answered
-    duplicate_identity_reason: str | None = None  # the action of another machine with our key, after which nothing is signed
-    next_request_at: float = 0.0  # time of the next requests
+    _reached: int | None = None  # H in the module's docstring; None: not enough voters have answered
+    # Text about an action of another machine with our key, which ends all signing; None: none is known.
+    duplicate_identity_reason: str | None = None
+    next_request_at: float = 0.0  # time at which voters without an answer are asked again
 
     def record_answer(self, voter: bytes, claim: int, height: int) -> None:
-        """Record a voter's answer. `claim` is the voter's height, and `height` is ours."""
+        """Record a voter's answer. `claim` is the height at which that voter works, and `height` is our height."""
         self._claims[voter] = claim
         if claim <= height + FUTURE_HEIGHTS_MAX:
             self._answered.add(voter)
 
     def record_forgotten_statement(self, height: int) -> bool:
-        """Record an own statement that our log lacks, and return whether the silence becomes longer.
+        """Record an own statement that our log lacks. Return whether this voter must stay silent for longer.
 
-        The statement also counts after the check, since its answer may have been late.
+        The statement also counts when the check is over, because the answer with it may have been late.
         """
-        # No earlier process of this voter can have signed more than one height above the others.
+        # Earlier processes of this voter can have signed at most one height above the voters that answered.
         is_of_this_life = self._reached is not None and height > self._reached + EARLIER_HEIGHTS
         if is_of_this_life and self.duplicate_identity_reason is None:
             self.duplicate_identity_reason = f"signed a statement at height {height} that this peer did not sign"
@@ -145,14 +156,20 @@ class RollbackCheck:
         return self.is_over and height >= self.no_votes_below and self.duplicate_identity_reason is None
 
     def _is_answered(self, me: bytes, height: int, voters: VoterSet) -> bool:
-        """Return whether enough voters of this height have answered. Former voters do not count: more than f may lie by now."""
+        """Return whether enough voters of this height have answered.
+
+        Former voters do not count, because more than f may now be faulty.
+        """
         others = {voter: claim for voter, claim in self._claims.items() if voter in voters and voter != me}
         answered = 1 + sum(voter in self._answered and claim <= height for voter, claim in others.items())
         claims = sorted([height, *others.values()], reverse=True)
         return answered >= voters.quorum and claims[voters.faults_tolerated] <= height
 
     def enter_height(self, voters: VoterSet, height: int) -> None:
-        """Open a height with these voters. Answers of other peers are dropped; while we are silent, all are, and we ask again."""
+        """Start the check at a new height with these voters. Answers of peers that do not vote now are dropped.
+
+        While this voter is silent, all answers are dropped, and the voters are asked again.
+        """
         if self.is_over and height <= self.no_votes_below:
             self.is_over, self.next_request_at = False, 0.0
             self._answered.clear()
@@ -161,7 +178,7 @@ class RollbackCheck:
         self._claims = {voter: claim for voter, claim in self._claims.items() if voter in voters}
 
     def voters_without_answer(self, me: bytes, voters: VoterSet) -> tuple[bytes, ...]:
-        """Return the voters whose answer is missing, which are asked again."""
+        """Return the voters that have not answered and must be asked again. Empty: the check is over."""
         if self.is_over or me not in voters:
             return ()
         return tuple(voter for voter in voters.keys if voter != me and voter not in self._answered)
@@ -170,9 +187,9 @@ class RollbackCheck:
 def open_remembered_statements(
     heard: RememberedStatements, me: bytes, chain_id: bytes, verifier: Verifier
 ) -> tuple[list[AgreementStatement], list[Signed]]:
-    """Verify own statements that another voter returned, and split them into statements of agreement and of rounds.
+    """Verify this voter's statements that another voter returned. Return those of agreement, and the signed messages of rounds.
 
-    Raises `RemoteProtocolError` if a signature is not ours or not valid.
+    Raises `RemoteProtocolError` if a signature is invalid or of another key.
     """
     statements: list[AgreementStatement] = []
     of_rounds: list[Signed] = []
@@ -190,5 +207,5 @@ def open_remembered_statements(
 
 
 def votes_of_certificate(certificate_vote: bytes, signatures: dict[bytes, bytes]) -> list[Signed]:
-    """Return the signed votes of a certificate."""
+    """Return the signed votes that a certificate contains."""
     return [Signed(certificate_vote, signer, signature) for signer, signature in signatures.items()]

@@ -57,8 +57,8 @@ class Replica(ReplicaMessageHandlers):
 
     `now` is in seconds since the Unix epoch and never goes backwards: the daemon adds a monotonic clock to the wall time at its
     start. `applied` is the last applied height. The decided heights of `restart` above it must follow as `AppliedInput`, as for
-    all `StepEffects.decided_blocks`. `anchor_height` is the height of the trusted block in this peer's invitation, or 0. The
-    executor lets no other block be decided there.
+    all `StepEffects.decided_blocks`. `anchor_height` is the height of the trusted block in this peer's invitation, or 0. At
+    that height, the executor accepts only the decision of the trusted block.
     """
 
     def __init__(
@@ -75,7 +75,10 @@ class Replica(ReplicaMessageHandlers):
         self._open_height()
 
     def step(self, event: ReplicaInput, now: float) -> StepEffects:
-        """Handle one input and return its effects. Execute them before the next wait, alone or merged with later ones."""
+        """Handle one input and return its effects.
+
+        The caller executes them before the next wait, alone or merged with later ones.
+        """
         self.handle_input(event, now)
         return self.finish_step(now)
 
@@ -91,7 +94,7 @@ class Replica(ReplicaMessageHandlers):
         return turn
 
     def handle_input(self, event: ReplicaInput, now: float) -> None:
-        """Turn one input into facts. Nothing is signed before `finish_step`."""
+        """Handle one input, without signing. The rules and timers sign in `finish_step`."""
         self._now = max(now, self._now)
         match event:
             case MessageInput(peer, message):
@@ -124,13 +127,13 @@ class Replica(ReplicaMessageHandlers):
     # Rules: each does one thing if its conditions hold, and returns whether it did ------------------------------------------
 
     def _settle(self) -> None:
-        """Run rules until none applies. Rules for votes are last, because earlier rules may forbid votes."""
+        """Run rules until none applies. Rules for votes are last, because earlier rules may forbid a vote."""
         while self._book is not None and self._act(self._book):
             pass
         self._ask_application = False
 
     def _act(self, book: HeightVoteSet) -> bool:
-        """Run the first rule that applies, and return whether there was one."""
+        """Run the first rule whose conditions hold. Return whether there was one."""
         return (
             self._decide(book)
             or self._collect_prepares(book)
@@ -164,7 +167,8 @@ class Replica(ReplicaMessageHandlers):
         self._tell_observers(
             book, Decision(block, book.commit), schedule.leader_of_view(book.commit_vote.view) if schedule else None
         )
-        self._own.prune_below_height(self.height - VOTE_SETS_KEPT)  # others may still return our statements of these heights
+        # Other voters may still return our statements at these heights.
+        self._own.prune_below_height(self.height - VOTE_SETS_KEPT)
         self._blocks.clear()
         self._stored.clear()
         self._rivalry = self._rivalry or self._rivalry_in(book)
@@ -176,7 +180,10 @@ class Replica(ReplicaMessageHandlers):
         return True
 
     def _tell_observers(self, book: HeightVoteSet, decision: Decision, leader: bytes | None) -> None:
-        """Send the block to members as leader. Other voters only announce its height, in case the leader sends nothing."""
+        """Send a decision to connected members that do not vote, if this peer was the leader.
+
+        Other voters only send their height, in case the leader sends nothing.
+        """
         if self.me not in book.voters:
             return
         observers = sorted(peer for peer in self._links if peer not in book.voters)
@@ -196,7 +203,8 @@ class Replica(ReplicaMessageHandlers):
         self._lost = {peer: at for peer, at in self._lost.items() if peer in voters}
         self._enter_view(book, self._own.highest_signed_view(self.height))
         for signed, statement in self._own.statements_at(self.height):
-            if statement.voters == voters.hash:  # statements of a wrong state, before a restore, do not count
+            # Statements that were signed on a wrong state, before a restore, name another voter set.
+            if statement.voters == voters.hash:
                 book.add_statement(signed, statement)
         if self._recovered is not None:
             # (S3) Timeouts after a restart must name the certificate from before the restart, if these voters signed it.
@@ -214,7 +222,7 @@ class Replica(ReplicaMessageHandlers):
         return prepared is not None and self._adopt(book, *prepared)
 
     def _follow(self, book: HeightVoteSet) -> bool:
-        """(L) Enter the latest view that a certificate leads to."""
+        """(L) Enter the latest view to which a prepare certificate or a quorum of timeouts leads."""
         prepared_view = book.high_vote.view if book.high_vote else NO_VIEW
         target = max(prepared_view, book.timed_out_view + 1)
         if target <= self.view:
@@ -223,7 +231,7 @@ class Replica(ReplicaMessageHandlers):
         return True
 
     def _join_timeouts(self, book: HeightVoteSet) -> bool:
-        """(L) Join f + 1 voters that gave up the current view or later ones: one of them is honest."""
+        """(L) Give up the latest view that f + 1 voters gave up, unless this voter is in a later one: one of f + 1 is honest."""
         view = book.view_to_join()
         if view < self.view or not self._may_sign(book) or self._own.highest_timed_out_view(book.height) >= view:
             return False
@@ -233,10 +241,10 @@ class Replica(ReplicaMessageHandlers):
         return True
 
     def _vouch(self, book: HeightVoteSet) -> bool:
-        """(L) Give up the view before the current one, if no certificate here leads to the current view.
+        """(L) Sign a timeout of the view before the current one, if no certificate here leads to the current view.
 
-        A voter is in such a view after a restart or after joining timeouts. The others may need its timeout to follow it, and
-        until they follow, they do not act on its other messages.
+        A voter can be in such a view after a restart, or after it joined timeouts. The other voters may need its timeout to
+        enter the view. Until then, they ignore its other messages.
         """
         before = self.view - 1
         if before < 0 or not self._may_sign(book) or self._own.get_vote(Timeout.TAG, book.height, before):
@@ -255,7 +263,10 @@ class Replica(ReplicaMessageHandlers):
     # Blocks ----------------------------------------------------------------------------------------------------------
 
     def _propose(self, book: HeightVoteSet) -> bool:
-        """(S3) Propose a block as leader. After view 0, the timeouts of the view before are needed and may oblige to a block."""
+        """(S3) Propose a block as leader.
+
+        After view 0, this needs a timeout certificate of the view before, which may require a certain block.
+        """
         if not self._may_judge(book) or self.leader != self.me or self.view in book.proposals:
             return False
         justification = None if self.view == 0 else book.timeout_certificate(self.view - 1)
@@ -263,7 +274,7 @@ class Replica(ReplicaMessageHandlers):
             return False
         obligation = book.high_vote if justification else None
         if obligation is not None and obligation.view >= self.view:
-            return False  # this view's block was prepared before a restart, and needs no proposal any more
+            return False  # the block of this view was prepared before a restart, and needs no other proposal
         block = self._block_to_propose(book, obligation)
         if block is None:
             return False
@@ -281,7 +292,8 @@ class Replica(ReplicaMessageHandlers):
     def _block_to_propose(self, book: HeightVoteSet, obligation: Prepare | None) -> bytes | None:
         signed = self._own.get_vote(Propose.TAG, book.height, self.view)
         if signed is not None:
-            # (S1) This view's proposal was signed before a restart: the block is the same, unless timeouts now oblige to another.
+            # (S1) The proposal of this view was signed before a restart. Its block is proposed again, unless timeouts now
+            # require another block.
             propose = codec.decode_message(signed.body, (Propose,))
             if propose.voters != book.voters.hash or (obligation and obligation.block != propose.block):
                 return None
@@ -294,7 +306,10 @@ class Replica(ReplicaMessageHandlers):
         return None if body is None else self._chain.build_block(body, self.me, self._now_ms())
 
     def _expand(self, book: HeightVoteSet) -> bool:
-        """Build the proposed block from its compact body. Missing messages arrive by gossip, or the whole block is fetched."""
+        """Build the proposed block from its compact body.
+
+        Missing messages arrive by gossip. Otherwise the whole block is requested.
+        """
         offer = book.proposals.get(self.view)
         if offer is None or offer.compact_body is None or offer.digest in self._blocks or not self._ask_application:
             return False
@@ -314,7 +329,7 @@ class Replica(ReplicaMessageHandlers):
         has_prepared = self._own.get_vote(Prepare.TAG, book.height, self.view) is not None
         if offer is None or block is None or has_prepared or not self._may_judge(book):
             return False
-        if offer.obligation is None:  # only a fresh block is judged, not one that was prepared before (S3)
+        if offer.obligation is None:  # a fresh block is judged; a block that was prepared before is not (S3)
             if not self._ask_application:
                 return False
             problem = self._chain.why_block_refused(
@@ -345,19 +360,20 @@ class Replica(ReplicaMessageHandlers):
         """(L) True while this voter waits for a decision that it could judge. The view timer runs exactly then.
 
         Invariant: work for which one honest voter waits either reaches all honest voters, or ends with its view. Work of the
-        application is gossiped, a prepare certificate is repeated, and every leader proposes its block again. A proposal without
-        a certificate binds no later leader. So it is work in its own view only, and not after it was refused here for good.
-        Statements of others are no work: liars can repeat them for ever, and timeouts of f + 1 voters are joined without a timer.
+        application is gossiped, a prepare certificate is repeated, and every leader proposes its block again. A proposal
+        without a certificate binds no later leader. So it is work in its own view only, and not after it was refused here for
+        good. Statements of other voters are no work: faulty voters can repeat them for ever, and timeouts of f + 1 voters are
+        joined without a timer.
         """
         book = self._book
         if book is None or not self._takes_part(book):
             return False
-        # This view's block is prepared here, or may be later: its bytes may arrive, or its time may be reached.
+        # The block of this view is prepared here, or may still be: its bytes may arrive, or its time may be reached.
         awaits_proposal = self.view in book.proposals and (self.block_refusal is None or self._ask_again is not None)
         return book.highest_prepare_certificate is not None or awaits_proposal or self._application.has_work()
 
     def _may_be_missed(self) -> bool:
-        """(L) Return whether others may be at work and lack our statements, which are then repeated without a view timer.
+        """(L) Return whether other voters may wait and lack our statements, which are then repeated even without a view timer.
 
         A proposal alone is no sign of work. If this voter refused it, there is nothing to repeat, and a lying leader can make any
         number of proposals.
@@ -395,13 +411,16 @@ class Replica(ReplicaMessageHandlers):
             self._send(*self._catch_up.next_request(now, self._chain.is_known_voter))
 
     def _view_deadline(self) -> float | None:
-        """(L) Return when to give up the view, or None. The wait is shorter if the link to the leader broke."""
+        """Return the time at which to give up the view, or None. The wait is shorter if the link to the leader broke."""
         if self._own.highest_timed_out_view(self.height) >= self.view:
             return None
         return self._pacemaker.view_deadline(self._lost.get(self.leader or b"") if self._lost else None)
 
     def _decisions_deadline(self) -> float | None:
-        """Return when to request decisions. None: they cannot be verified yet, or too many blocks are not applied."""
+        """Return the time at which to request decisions.
+
+        None: they cannot be verified yet, or too many decided blocks are not applied.
+        """
         waiting = self.height - self._chain.applied
         return self._catch_up.deadline(self._now) if self._book is not None and waiting <= DECIDED_AHEAD_MAX else None
 
@@ -410,7 +429,7 @@ class Replica(ReplicaMessageHandlers):
         return self._fetch.deadline(missing[0] if missing else None, self._now)
 
     def _unanswered(self) -> tuple[bytes, ...]:
-        """Return the linked voters that have not answered. A voter without a link is asked when it gets one."""
+        """Return the linked voters that have not answered the check. A voter without a link is asked when it connects."""
         if self._book is None or self._check.is_over:
             return ()
         return tuple(key for key in self._check.voters_without_answer(self.me, self._book.voters) if key in self._links)

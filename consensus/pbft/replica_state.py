@@ -1,4 +1,4 @@
-"""The state of a replica, and the few functions that change it. Handlers, rules and timers are built on it."""
+"""The state of a replica, and the functions that change it. Handlers, rules and timers are built on this class."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ from protocol.identity import CachingVerifier, Signed, Signer, Verifier, short_i
 from protocol.limits import VIEWS_AHEAD_MAX
 from protocol.messages import Certificate, Commit, Prepare, ProposeEnvelope
 
-TIME_PREPARERS_MIN = 2  # voters that confirm a block's time: even without liars (f = 0), the leader's clock may be wrong
-BLOCKS_HELD_MAX = 8  # undecided blocks in memory, 7 MiB each at most; an older one is fetched again if it is needed
+# Minimum number of voters that confirm a block's time: even without faulty voters (f = 0), the leader's clock may be wrong.
+TIME_PREPARERS_MIN = 2
+BLOCKS_HELD_MAX = 8  # undecided blocks in memory, of at most 7 MiB each; an older block is requested again when it is needed
 
 
 class ReplicaState:
@@ -40,7 +41,7 @@ class ReplicaState:
     - `BLOCKS_HELD_MAX` undecided blocks
     - messages of later heights, as `FutureHeightMessages` describes
     - the last decided heights, as `Chain` describes
-    - own statements: a few for each view that a quorum gives up, in the end one view a minute
+    - own statements: a few for each view that a quorum gives up, which is at most one view a minute in the end
     """
 
     def __init__(
@@ -54,7 +55,8 @@ class ReplicaState:
         anchor_height: int,
     ) -> None:
         self.me = signer.public
-        self.block_refusal: str | None = None  # reason why this voter does not prepare the current view's block
+        # Reason why this voter does not prepare the block of the current view; None: there is none.
+        self.block_refusal: str | None = None
         self.view = 0
         self._chain_id = chain_id
         self._anchor_height = anchor_height
@@ -62,7 +64,7 @@ class ReplicaState:
         self._application = application
         self._chain = Chain(chain_id, application, applied, restart)
         self._own = OwnVotes(signer, chain_id, restart.votes)
-        self._first_height = self.height  # first height from which the log of own votes is complete
+        self._first_height = self.height  # lowest height from which on the log of own votes is complete
         self._check = RollbackCheck(no_votes_below=restart.no_votes_below)
         self._pacemaker = Pacemaker()
         self._catch_up, self._fetch, self._future, self._answers = (
@@ -72,50 +74,58 @@ class ReplicaState:
             ResponseRateLimiter(),
         )
         self._links: set[bytes] = set()
-        self._lost: dict[bytes, float] = {}  # voter whose link broke -> time; voters that never had a link are absent
-        self._recovered = restart.prepared  # adopted when its height opens
+        # Voter whose link broke -> time of the break; voters that never had a link are absent.
+        self._lost: dict[bytes, float] = {}
+        self._recovered = restart.prepared  # prepare certificate from before the restart, which is adopted when its height opens
         self._blocks: OrderedDict[bytes, bytes] = OrderedDict(
             (stored.digest, stored.block) for stored in restart.blocks[-BLOCKS_HELD_MAX:]
         )
         self._stored = {stored.digest for stored in restart.blocks}
         self._now = 0.0
         self._ask_application = True  # whether the application's answers may have changed
-        self._ask_again: float | None = None  # time of the next question, if a block's time is ahead of this clock
+        # Time to ask the application again, if a block's time is ahead of this clock; None: no such block.
+        self._ask_again: float | None = None
         self._records: list[JournalRecord] = []
         self._sends: list[SendMessage | SendDecisions | SendBlock] = []
         self._faults: list[PeerFault] = []
         self._heard: list[Signed] = []
         self._book: HeightVoteSet | None = None
-        self._closed: dict[int, HeightVoteSet] = {}  # vote sets of the last decided heights
-        self._rivalry: str | None = None  # `fork_proof` of a decided height
+        self._closed: dict[int, HeightVoteSet] = {}  # height -> vote set, for the last decided heights
+        self._rivalry: str | None = None  # first `fork_proof` about a decided height; None: there is none
 
     @property
     def height(self) -> int:
-        """The next height to be decided."""
+        """Height that is decided next."""
         return self._chain.height
 
     @property
     def highest_claimed_height(self) -> int:
-        """The highest height that a connected peer claims to work on. The claim is not verified."""
+        """The highest height that a connected peer claims to work on. The claims are not verified."""
         return max(self._catch_up.highest_claimed_height, self.height)
 
     def height_claimed_by(self, peers: Set[bytes], count: int) -> int:
-        """Return the highest height that at least `count` of these peers claim; 0 if fewer claim to be ahead."""
+        """Return the highest height that at least `count` of these peers claim. 0: fewer of them have claimed a height."""
         return self._catch_up.height_claimed_by(peers, count)
 
     @property
     def divergence(self) -> str | None:
-        """The difference between a decided block and our state, or None. It stops all signing until the state is restored."""
+        """Text about a difference between a decided block and our state, or None.
+
+        It stops all signing until the state is restored.
+        """
         return self._chain.divergence
 
     @property
     def state_root_split(self) -> str | None:
-        """A message for people if more than n − q leaders of this height proposed another state root; otherwise None."""
+        """A text for people if more than n − q leaders of this height have proposed another state root; otherwise None."""
         return self._chain.state_root_split
 
     @property
     def fork_proof(self) -> str | None:
-        """The first proof since the start that more than f voters lie: two certified blocks. The replica continues."""
+        """Text about the first proof since the start that more than f voters are faulty: two certified blocks.
+
+        The replica continues.
+        """
         return self._rivalry or (self._rivalry_in(self._book) if self._book else None)
 
     def _rivalry_in(self, book: HeightVoteSet) -> str | None:
@@ -129,11 +139,11 @@ class ReplicaState:
 
     @property
     def _is_unproven(self) -> bool:
-        """True until the trusted block is decided. Until then, retired voters may have led this peer to another chain."""
+        """True until the trusted block is decided. Before that, retired voters may have led this peer to another chain."""
         return self.height <= self._anchor_height
 
     def _is_below_anchor(self, book: HeightVoteSet) -> bool:
-        """Return whether the height is not above the trusted block, so that its voters may be retired ones."""
+        """Return whether the vote set's height is at or below that of the trusted block, so that its voters may be retired."""
         return book.height <= self._anchor_height
 
     @property
@@ -141,12 +151,15 @@ class ReplicaState:
         return self._book is not None and self.me in self._book.voters.members
 
     def accepts_answers_of(self, peer: bytes) -> bool:
-        """Return whether RememberedStatements of this peer are read now. The voters must be known, and it must be one of them."""
+        """Return whether RememberedStatements of this peer are accepted: it must be a known voter of this height."""
         return self._book is not None and peer in self._book.voters
 
     @property
     def may_sign_round_messages(self) -> bool:
-        """True if this peer may sign messages of rounds. A voter must first know that its log lacks none of its signatures."""
+        """True if this peer may sign messages of rounds.
+
+        A voter must first know that its log lacks none of its own signatures.
+        """
         book = self._book
         if book is None:  # the voters of this height are not known yet
             return not self._is_stopped and self._check.is_over
@@ -158,7 +171,7 @@ class ReplicaState:
 
     @property
     def is_outdated(self) -> bool:
-        """True if this program cannot judge the next block: the network runs a version that it lacks."""
+        """True if this program cannot judge the next block, because the network runs a module version that the program lacks."""
         return self._is_beyond(self.height)
 
     def _is_beyond(self, height: int) -> bool:
@@ -167,17 +180,17 @@ class ReplicaState:
 
     @property
     def duplicate_identity_reason(self) -> str | None:
-        """The action of another machine with our key, which stops this replica until its process ends; None: none is known."""
+        """Text about an action of another machine with our key, or None. It stops this replica until its process ends."""
         return self._check.duplicate_identity_reason
 
     @property
     def no_votes_below(self) -> int:
-        """The first height at which this voter signs again after its log lost signatures; 0: none were lost."""
+        """Height from which on this voter signs again, after its log lost signatures; 0: none were lost."""
         return self._check.no_votes_below
 
     @property
     def leader(self) -> bytes | None:
-        """The leader of the current view; None while it is not known."""
+        """Leader of the current view; None: the schedule of leaders is not known yet."""
         schedule = self._chain.leader_schedule(self.height)
         return schedule.leader_of_view(self.view) if schedule else None
 
@@ -204,29 +217,38 @@ class ReplicaState:
             self._records.append(evidence)
 
     def _recognise(self, statement: AgreementStatement) -> None:
-        """Handle a returned own statement. If our log lacks it, the log has lost its end, or another machine has our key."""
+        """Handle an own statement that another peer returned.
+
+        If our log lacks the statement, the log has lost its end, or another machine has our key.
+        """
         if self._own.has_signed(statement) or statement.height < max(self._first_height, self.height - VOTE_SETS_KEPT):
-            return  # own votes of heights that were decided before this start, or long ago, are not kept
+            return  # the log does not keep votes of heights that were decided before the start or long ago
         if self._check.record_forgotten_statement(statement.height):
-            # After another restart, nobody may return the statement again.
+            # The record is durable, because after another restart no peer may return the statement again.
             self._records.append(VotePause(self._check.no_votes_below))
 
     def _add_certified(self, book: HeightVoteSet, certificate: Certificate, vote: Prepare | Commit) -> None:
-        """Add a certificate's votes as statements: they may contradict others, or be own votes that our log lost."""
+        """Add the votes of a certificate as statements.
+
+        They may contradict other statements, or be own votes that our log lost.
+        """
         for signed in votes_of_certificate(certificate.vote, certificate.signatures):
             self._add(book, signed, vote)
 
     def _add_rival(self, book: HeightVoteSet, certificate: Certificate, vote: Commit) -> None:
-        """Add a verified certificate of a block that is not accepted. Its votes are not counted, but may be evidence."""
+        """Add a verified certificate of a block that is not accepted. Its votes do not count, but may be evidence."""
         if self._is_below_anchor(book):
-            return  # only the trusted block shows which of two chains is true
+            return  # only the trusted block determines which of two chains is true
         book.conflicting_commit = book.conflicting_commit or vote
         for signed in votes_of_certificate(certificate.vote, certificate.signatures):
             self._add(book, signed, vote, counts=False)
         self._rivalry = self.fork_proof or self._rivalry_in(book)
 
     def _adopt(self, book: HeightVoteSet, certificate: Certificate, vote: Prepare) -> bool:
-        """(S4, S5) Adopt a prepare certificate, whatever was prepared here. It is durable before the replica acts on it."""
+        """(S4, S5) Adopt a prepare certificate, even if this voter prepared another block.
+
+        It is durable before the replica acts on it.
+        """
         adopted = book.adopt_prepare_certificate(certificate, vote)
         if adopted:
             self._records.append(StoredCertificate(book.height, certificate))
@@ -249,14 +271,20 @@ class ReplicaState:
             self._blocks.popitem(last=False)
 
     def _store(self, height: int, digest: bytes, block: bytes) -> None:
-        """(S4) Keep a block's bytes. Their record is in the same step as the statement about them, so it is durable before it."""
+        """(S4) Keep the bytes of a block.
+
+        Their record belongs to the same step as the statement about the block, and is durable before it is sent.
+        """
         self._hold(digest, block)
         if digest not in self._stored:
             self._stored.add(digest)
             self._records.append(StoredBlock(height, digest, block))
 
     def _missing_block(self) -> tuple[bytes, tuple[bytes, ...]] | None:
-        """Return the missing block that a certificate or the current proposal names, and the peers that should have it."""
+        """Return the digest of the missing block that a certificate or the current proposal names, and the peers to ask.
+
+        None: no block is missing.
+        """
         book = self._book
         if book is None:
             return None
@@ -271,11 +299,14 @@ class ReplicaState:
         return offer.digest, (leader, *(key for key in prepared if key != leader))
 
     def _after_me(self, keys: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        """Sort the keys in an order that differs between voters, so that they ask different peers first."""
+        """Return the keys in an order that differs between voters, so that voters ask different peers first."""
         return tuple(sorted((key for key in keys if key != self.me), key=lambda key: (key < self.me, key)))
 
     def _proposal(self, offer: BlockProposal) -> ProposeEnvelope:
-        """Make the message of a proposal whose block is here. Its compact body is made again: the received one is not signed."""
+        """Return the message of a proposal whose block is here.
+
+        The compact body is made again, because the received compact body is not signed.
+        """
         short = self._application.make_compact_body(decode_block(self._blocks[offer.digest]).body)
         return ProposeEnvelope(offer.propose, offer.header, short, offer.justification)
 
@@ -294,7 +325,10 @@ class ReplicaState:
         return self._may_sign(book) and self._chain.is_applied and self._own.highest_timed_out_view(book.height) < self.view
 
     def _is_vouched_for(self) -> bool:
-        """(L) Return whether an honest voter has prepared this view's block. Then a slow clock here must not delay it."""
+        """(L) Return whether an honest voter has prepared the block of this view.
+
+        If so, a slow clock here must not delay the block.
+        """
         book = self._book
         offer = book.proposals.get(self.view) if book else None
         if book is None or offer is None or not self._may_judge(book):

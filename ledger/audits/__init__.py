@@ -1,1 +1,1 @@
-"""Sampled audits: their draws, reports, disputes and results."""
+"""Sampled audits: their draws, their reports, disputes about proposals, and results."""

@@ -1,4 +1,4 @@
-"""Assignment of audits: draws when a round closes, volunteers, and reports that are no longer awaited.
+"""Assignment of audits: draws when a round closes, volunteers, and the end of the wait for reports.
 
 Decision 0028 explains the draws, and `ledger.audits.sortition` implements the lots.
 """
@@ -24,7 +24,10 @@ from protocol.units import display_round_number
 
 
 def assign_audits(tables: AuditTables, closed: ClosedRound, accepted: Mapping[bytes, Proposal]) -> None:
-    """Draw the audits of a closed round, without updates that were re-executed before the ballot. `accepted` is by trainer."""
+    """Draw the audits of a closed round. Updates that were re-executed before the ballot are not audited.
+
+    `accepted` maps trainers to their accepted proposals.
+    """
     job = tables.job
     revealed = sortition.matching_reveals(closed.reveals, tables.commitments)
     # Re-executors with omitted ballots draw now for the rounds that they missed. A leader that omits the ballots of its
@@ -32,7 +35,8 @@ def assign_audits(tables: AuditTables, closed: ClosedRound, accepted: Mapping[by
     for number, audits in tables.rounds.items():
         missed = (key for key in audits.reexecutors if key in revealed and tables.commitments[key].round < number)
         nonces = {key: revealed[key] for key in missed}
-        if audits.nonce_count and tables.has_rounds(number) and not audits.undone:  # without nonces all drew by the model root
+        # Without nonces, the model root determined all draws.
+        if audits.nonce_count and tables.has_rounds(number) and not audits.undone:
             added = {
                 trainer: _with_auditors(old, *_draw_auditors(tables, number, trainer, audits.reexecutors, nonces))
                 for trainer, old in audits.proposals.items()
@@ -42,7 +46,7 @@ def assign_audits(tables: AuditTables, closed: ClosedRound, accepted: Mapping[by
         key for key in job.reexecutors if tables.is_trusted(key) and tables.current_key(key) not in tables.ignored_challengers
     )
     nonces = {key: revealed[key] for key in reexecutors if key in revealed}
-    # Honest re-executors reveal nonces. Without any nonce all draw by the model root, which everybody can foresee.
+    # Honest re-executors reveal nonces. Without any nonce, the model root determines all draws, so every peer can foresee them.
     tickets, vouched = nonces or dict.fromkeys(reexecutors, job.model_root), job.round_terms(tables.key).trainers_to_vouch_for
     drawn = {
         trainer: AuditableProposal(proposal, _draw_auditors(tables, closed.round, trainer, reexecutors, tickets))
@@ -54,8 +58,8 @@ def assign_audits(tables: AuditTables, closed: ClosedRound, accepted: Mapping[by
     kept = {key: known for key, known in tables.commitments.items() if key in job.voters and key not in closed.ballots}
     new = {key: sortition.NonceCommitment(closed.round, digest) for key, digest in closed.commitments.items()}
     tables.commitments = dict(sorted({**kept, **new}.items()))
-    # In excess of AUDITABLE_PROPOSALS_MAX, the oldest proposals are dropped: first those without an awaited report, then the
-    # others.
+    # If more than AUDITABLE_PROPOSALS_MAX proposals are under audit, the oldest are dropped: first those without an awaited
+    # report, then those with one.
     tables.forget_proposals()
     excess = sum(len(audits.proposals) for audits in tables.rounds.values()) - AUDITABLE_PROPOSALS_MAX
     for forget in (tables.forget_unawaited, lambda number: lapse_reports(tables, number)):
@@ -68,7 +72,7 @@ def assign_audits(tables: AuditTables, closed: ClosedRound, accepted: Mapping[by
 def _draw_auditors(
     tables: AuditTables, number: int, trainer: bytes, reexecutors: tuple[bytes, ...], nonces: Mapping[bytes, bytes]
 ) -> tuple[bytes, ...]:
-    """Return the owners of these nonces that are drawn for this trainer's proposal."""
+    """Return the re-executors, out of the owners of these nonces, that are drawn for this trainer's proposal."""
     terms, job, person = tables.terms, tables.job, tables.current_key(trainer)
     barred = {person, *auditors_apart(tables.withheld_claims.get(person, {}))}
     others = [key for key in reexecutors if tables.current_key(key) not in barred]
@@ -85,7 +89,7 @@ def _with_auditors(drawn: AuditableProposal, *auditors: bytes) -> AuditablePropo
 
 
 def apply_volunteering(tables: AuditTables, author: bytes, number: int) -> None:
-    """Draw a re-executor for all proposals of a round in the window on which it has not reported."""
+    """Draw the author, a re-executor, for all proposals of this round on which it has not reported."""
     auditor, trainers = proposals_left_to(tables, author, number)
     assert AUDIT_TRANSITIONS[AuditStage.UNDISPUTED, AuditEvent.VOLUNTEERED] == AuditTransition(AuditStage.AWAITED)
     audits = tables.rounds[number]
@@ -94,10 +98,10 @@ def apply_volunteering(tables: AuditTables, author: bytes, number: int) -> None:
 
 
 def proposals_left_to(tables: AuditTables, author: bytes, number: int) -> tuple[bytes, list[bytes]]:
-    """Return the author's key of that round, and the trainers whose proposals it would audit as a volunteer. Raises `Refused`.
+    """Return the author's key in that round, and the trainers whose proposals it would audit as a volunteer. Raises `Refused`.
 
-    It must finish the reports of one round before it volunteers for another. Otherwise faulty auditors would be awaited
-    everywhere and delay the results of honest auditors.
+    A volunteer must finish its reports on one round before it volunteers for another. Otherwise faulty volunteers could keep
+    every round waiting for their reports, and delay the results of honest auditors.
     """
     audits = tables.rounds.get(number)
     if audits is None or not tables.has_rounds(number) or tables.job.is_trained:
@@ -129,7 +133,10 @@ def proposals_left_to(tables: AuditTables, author: bytes, number: int) -> tuple[
 
 
 def take_report(tables: AuditTables, author: bytes, report: AuditFinding) -> tuple[bytes, Proposal]:
-    """Stop waiting for this report. Return the auditor's key in the round, and the proposal. Raises `Refused`."""
+    """Record that this auditor's report has arrived.
+
+    Return the auditor's key in the round, and the proposal. Raises `Refused`.
+    """
     drawn = tables.find_proposal(report.proposal_key)
     auditor = tables.find_key(drawn.pending_auditors, author) if drawn else None
     if drawn is None or auditor is None:
@@ -142,7 +149,10 @@ def take_report(tables: AuditTables, author: bytes, report: AuditFinding) -> tup
 
 
 def lapse_reports(tables: AuditTables, number: int, held_up: frozenset[bytes] = frozenset()) -> None:
-    """Stop waiting for reports on this round, except for trainers in `held_up`. Proposals with an open dispute stay."""
+    """Stop waiting for reports on this round's proposals, except those of trainers in `held_up`.
+
+    Proposals with an open dispute stay in the tables.
+    """
     moved, kept = AUDIT_TRANSITIONS[AuditStage.AWAITED, AuditEvent.TIME], dict[bytes, AuditableProposal]()
     assert moved.effects == (AuditEffect.COUNT_LAPSE,)
     for trainer, drawn in tables.rounds[number].proposals.items():
@@ -158,7 +168,7 @@ def lapse_reports(tables: AuditTables, number: int, held_up: frozenset[bytes] = 
 
 
 def undo_rounds(tables: AuditTables, first: int) -> None:
-    """Stop waiting for reports on the undone rounds, which begin with `first`. Disputes about them continue."""
+    """Stop waiting for reports on undone rounds, from round `first` on. Disputes about their proposals continue."""
     assert AUDIT_TRANSITIONS[AuditStage.AWAITED, AuditEvent.UNDONE] == AuditTransition(AuditStage.OVER)
     for number, audits in list(tables.rounds.items()):
         if number >= first:

@@ -26,22 +26,25 @@ from protocol.limits import AUDIT_WINDOW_MAX, MEMBERS_MAX, TRAINERS_MAX, VOTERS_
 from protocol.messages import Proposal
 from protocol.verdicts import ReplayFinding
 
-# Proposals of a job under audit at once: 3 MB of state, or 11 MB if 66 faulty ones of 200 voters draw themselves for each. In
-# excess of this, the oldest are dropped, first those without an awaited report.
+# Maximum number of proposals of one job that are under audit at once: 3 MB of state, or 11 MB if 66 faulty voters of 200 draw
+# themselves for each proposal. Beyond this number, the oldest proposals are dropped, first those without an awaited report.
 AUDITABLE_PROPOSALS_MAX = 4_096
-# Proposals of a job with reported losses whose trainer has not opened its own. All of them were under audit before, hence the
-# same bound: 1 MB of state, or 25 MB if 66 faulty auditors report on each. The oldest are dropped without harm.
+# Maximum number of proposals of one job with sealed losses in reports, whose trainer has not opened its own loss. All these
+# proposals were under audit before, so the bound is the same: 1 MB of state, or 25 MB if 66 faulty auditors report on each
+# proposal. The oldest are dropped without harm.
 UNOPENED_MAX = AUDITABLE_PROPOSALS_MAX
-CHALLENGES_OPEN_MAX = 4  # disputes of one challenger in a job at once: each makes every re-executor replay a round
-# After this many refuted challenges, a challenger is ignored for the time of a first suspension: it is neither drawn nor heard.
-# After this many refuted claims about one trainer in that time, an auditor is separated from it: it is not drawn for it.
+CHALLENGES_OPEN_MAX = 4  # open disputes of one challenger in a job: each one makes every re-executor replay a round
+# Number of refuted challenges after which a challenger is ignored for the duration of a first suspension: it is not drawn, and
+# its challenges are refused. Also the number of refuted claims about one trainer in that time, after which an auditor is
+# separated from the trainer: it is no longer drawn for the trainer's proposals.
 FALSE_CHALLENGES_MAX = 3
 DISPUTES_MAX = VOTERS_MAX * CHALLENGES_OPEN_MAX
-AUDIT_LOG_MAX = 64  # the last results, for people
+AUDIT_LOG_MAX = 64  # number of newest results in the log, which is for people
 
 ProposalKey = tuple[int, bytes]  # round, trainer's key in that round
 VoterKeys = Annotated[tuple[Key, ...], Length(0, VOTERS_MAX)]
-# Rounds of one trainer whose rewards wait: in the window, with an awaited report, with a dispute, or with losses to be opened.
+# Maximum number of rounds whose rewards one trainer may still lose: rounds in the window, with an awaited report, with an open
+# dispute, or with a loss that the trainer has not opened.
 UNVESTED_MAX = AUDIT_WINDOW_MAX + AUDITABLE_PROPOSALS_MAX + DISPUTES_MAX + UNOPENED_MAX
 RoundByMember = Annotated[dict[Key, Count], Length(0, MEMBERS_MAX)]
 WithheldClaims = Annotated[dict[Key, Annotated[tuple[Count, ...], Length(1, FALSE_CHALLENGES_MAX)]], Length(0, MEMBERS_MAX)]
@@ -56,30 +59,34 @@ class AuditableProposal:
     """One accepted proposal, and the auditors whose reports on it are pending."""
 
     proposal: Proposal
-    pending_auditors: VoterKeys  # a bound below the number of voters would let faulty auditors displace honest ones
+    # Auditors whose reports are awaited, at most one per voter: with a smaller bound, faulty auditors could displace honest
+    # ones.
+    pending_auditors: VoterKeys
 
 
 @dataclass(frozen=True, slots=True)
 class RoundAudits:
-    """The draws of a closed round. They are kept while its proposals may be drawn, a report is awaited, or a dispute is open."""
+    """The draws of a closed round. They stay while auditors may still be drawn for its proposals, report or judge."""
 
-    # re-executors with a matching nonce; 0: everybody could foresee the draws
+    # Number of re-executors with a nonce that matches its commitment. 0: every peer could foresee the draws.
     nonce_count: Annotated[int, Between(0, VOTERS_MAX)]
     faults: Annotated[int, Between(0, VOTERS_MAX)]  # number of faulty voters that the round tolerates
-    reexecutors: VoterKeys  # voters that may be drawn, may volunteer, and judge
+    reexecutors: VoterKeys  # re-executors that may be drawn, may volunteer, and judge disputes
     proposals: Annotated[dict[Key, AuditableProposal], Length(0, TRAINERS_MAX)]
     volunteers: VoterKeys = ()  # re-executors that have volunteered for the round
-    # Time of a block soon after the round's closing, or after the last dispute that delayed its reports. 0: no such block yet.
+    # Time of a block soon after the round closed, or after the last dispute that delayed reports on the round. 0: no such block
+    # yet.
     closed_ms: Count = 0
-    window_renewals: Count = 0  # number of disputes that restarted the time for its reports
-    undone: bool = False  # whether its step was removed from the model
+    window_renewals: Count = 0  # number of disputes that restarted the window for reports on the round
+    undone: bool = False  # whether a rollback removed the round's step from the model
 
     @property
     def may_renew_window(self) -> bool:
-        """True if the time for its reports may restart once more.
+        """True if the window for reports on the round may restart once more.
 
-        A faulty auditor is ignored after three refuted challenges, and no longer drawn for a trainer after three refuted claims.
-        It may still dispute earlier draws later. Without this bound it would delay an honest reward for ever.
+        A faulty auditor is ignored after three refuted challenges, and no longer drawn for a trainer after three refuted
+        claims. It may still challenge later if it was drawn before. Without this bound, it would delay the reward of an honest
+        trainer for ever.
         """
         return self.window_renewals < 2 * FALSE_CHALLENGES_MAX * self.faults
 
@@ -90,12 +97,13 @@ class Dispute:
 
     round: Count
     trainer: Key
-    opened: Count  # the open round when the dispute opened
-    # Challenges of auditors that were drawn for this proposal. Each one is also a verdict.
+    opened: Count  # number of the job's open round when the dispute began
+    # Challenging auditor -> finding. The challengers are auditors that were drawn for this proposal. Each one is also a
+    # verdict.
     challenges: Annotated[dict[Key, ReplayFinding], Length(1, VOTERS_MAX)]
-    voted_invalid: VoterKeys  # judges whose replay differs, or who received data that cannot be replayed
+    voted_invalid: VoterKeys  # judges whose replay gave another update, or that got data that cannot be replayed
     voted_valid: VoterKeys
-    # Time of a block soon after it became the trainer's oldest open dispute. 0: no such block is decided yet.
+    # Time of a block soon after the dispute became the trainer's oldest open one. 0: no such block yet.
     opened_ms: Count = 0
     voted_withheld: VoterKeys = ()  # judges that did not receive the data for a replay
 
@@ -105,11 +113,11 @@ class Dispute:
 
     @property
     def judges_heard(self) -> tuple[bytes, ...]:
-        """The re-executors that have given a verdict."""
+        """The judges that have given a verdict."""
         return self.voted_invalid + self.voted_valid + self.voted_withheld
 
     def may_judge_again(self, judge: bytes) -> bool:
-        """Return whether this judge did not see the proposal, and may now get it from another judge that found it false."""
+        """Return whether this judge lacked the proposal's data, which judges that found the proposal false can now send."""
         return judge in self.voted_withheld and bool(self.voted_invalid)
 
 
@@ -118,7 +126,7 @@ class JobAudits:
     """The audits of a job, from its start until its last report and dispute are over."""
 
     rounds: Annotated[dict[Count, RoundAudits], Length(0, AUDITABLE_PROPOSALS_MAX + DISPUTES_MAX)] = field(default_factory=dict)
-    disputes: Annotated[tuple[Dispute, ...], Length(0, DISPUTES_MAX)] = ()  # in the order of their opening
+    disputes: Annotated[tuple[Dispute, ...], Length(0, DISPUTES_MAX)] = ()  # disputes in the order in which they began
     commitments: Annotated[dict[Key, NonceCommitment], Length(0, VOTERS_MAX)] = field(default_factory=dict)
     suspended: RoundByMember = field(default_factory=dict)  # trainer -> the first open round in which it may train again
     # challenger -> the first open round in which it may challenge again
@@ -127,13 +135,14 @@ class JobAudits:
     unvested_rounds: Annotated[dict[Key, Annotated[tuple[Count, ...], Length(1, UNVESTED_MAX)]], Length(0, MEMBERS_MAX)] = field(
         default_factory=dict
     )
-    # trainer -> auditor -> the rounds in which its last claims about this trainer were refuted
+    # Trainer -> auditor -> rounds in which the auditor's last claims about this trainer were refuted.
     withheld_claims: Annotated[dict[Key, WithheldClaims], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
-    # suspended trainer -> the log entry with the reason, which the log itself drops sooner
+    # Suspended trainer -> log entry with the reason of the suspension. The log itself drops the entry sooner.
     suspension_causes: Annotated[dict[Key, AuditLogEntry], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
-    # round -> trainer -> sealed losses of the reports on its proposal, until it opens its own or the time for that is over
+    # Round -> trainer -> sealed losses of the reports on the trainer's proposal, until the trainer opens its own loss or its
+    # time for that is over.
     unopened_losses: UnopenedRounds = field(default_factory=dict)
-    # auditor -> results of the losses in its reports
+    # Auditor -> results of comparing the losses in the auditor's reports with the trainers' losses.
     loss_comparisons: Annotated[dict[Key, LossComparisons], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
 
     @property
@@ -144,16 +153,16 @@ class JobAudits:
 
 @dataclass(frozen=True, slots=True)
 class MemberAuditRecord:
-    """A member's counts over all jobs with sampled audits."""
+    """A member's counts of rewards, reports and challenges over all jobs with sampled audits."""
 
     rewards: Count = 0  # accepted proposals whose window passed without a suspension
-    rewards_lost: Count = 0  # rewards lost by suspensions, or by losses that it did not open in time
+    rewards_lost: Count = 0  # rewards lost by suspensions, or by losses that the member as a trainer did not open in time
     suspensions: Count = 0
-    reports: Count = 0  # reports on proposals for which it was drawn
-    lapsed: Count = 0  # proposals for which it was drawn and missed the time for a report
-    upheld: Count = 0  # its challenges that ended as `suspended`
-    refuted: Count = 0  # its challenges, without claims, that ended as `refuted` or `shunned`
-    wrong_losses: Count = 0  # its reports whose loss differs from the trainer's
+    reports: Count = 0  # reports on proposals for which the member was drawn
+    lapsed: Count = 0  # proposals for which the member was drawn, but did not report in time
+    upheld: Count = 0  # challenges of the member that ended as `suspended`
+    refuted: Count = 0  # challenges of the member, without claims, that ended as `refuted` or `shunned`
+    wrong_losses: Count = 0  # reports of the member whose loss differs from the trainer's
 
 
 class AuditResult(enum.StrEnum):
@@ -162,13 +171,13 @@ class AuditResult(enum.StrEnum):
     CHALLENGED = "challenged"  # a drawn auditor reports that a proposal is false
     LAPSED = "lapsed"  # a drawn auditor did not report in time
     # Results of a dispute:
-    SUSPENDED = "suspended"  # enough judges found the proposal false, or did not see it: the trainer is suspended
+    SUSPENDED = "suspended"  # enough judges found the proposal false, or did not receive its data: the trainer is suspended
     REFUTED = "refuted"  # enough judges found the proposal correct
-    SHUNNED = "shunned"  # the same, but more than f auditors are separated from the trainer: it is suspended
+    SHUNNED = "shunned"  # as `refuted`, but more than f auditors are now separated from the trainer: it is suspended
     DROPPED = "dropped"  # neither side had enough verdicts in time
-    # Results of an opening:
-    WRONG_LOSS = "wrong-loss"  # the trainer opened another loss than the auditor had sealed
-    LAZY = "lazy"  # more than f trainers that vote contradict the auditor: it is suspended
+    # Results of opening a loss:
+    WRONG_LOSS = "wrong-loss"  # the trainer's opened loss differs from the loss that the auditor had sealed
+    LAZY = "lazy"  # more than f trainers that vote opened other losses than the auditor had sealed: the auditor is suspended
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +188,7 @@ class AuditLogEntry:
     job: Digest
     round: Count
     trainer: Key
-    auditor: Key  # in a dispute, the challenger with the smallest key
+    auditor: Key  # auditor that reported; in a dispute, the challenger with the smallest key
     result: AuditResult
     finding: ReplayFinding | None = None
     relative_error_ppm: Count | None = None
@@ -189,7 +198,7 @@ class AuditLogEntry:
 class AuditsState:
     jobs: Annotated[dict[Digest, JobAudits], Length(0, RUNNING_MAX + FINISHED_KEPT_MAX)] = field(default_factory=dict)
     member_records: Annotated[dict[Key, MemberAuditRecord], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
-    log: Annotated[tuple[AuditLogEntry, ...], Length(0, AUDIT_LOG_MAX)] = ()  # the oldest first
+    log: Annotated[tuple[AuditLogEntry, ...], Length(0, AUDIT_LOG_MAX)] = ()  # last entries of the log, the oldest first
 
     def suspensions_in(self, job: bytes) -> SuspendedUntil:
         return self.jobs[job].suspended if job in self.jobs else NO_SUSPENSIONS
@@ -208,8 +217,8 @@ class AuditFinding(ProposalReference):
     """
 
     finding: ReplayFinding
-    relative_error_ppm: Count  # ‖difference‖ / ‖change‖ of the replayed change; 0 without a replay
-    loss: SealedLoss | None = None  # only in a report with the finding MATCH
+    relative_error_ppm: Count  # ‖difference‖ / ‖change‖ in millionths, of the replayed change; 0 without a replay
+    loss: SealedLoss | None = None  # sealed loss of the auditor, only in a report with the finding MATCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,17 +246,18 @@ class AppliedState(StateReader, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AuditDuty(ProposalReference):
-    """A proposal that this peer has to replay, and to report on or to judge before the window closes."""
+    """A proposal that this peer must replay before the window ends, to report on it or to judge a dispute."""
 
     proposal: Proposal
     is_dispute: bool  # True: an `audit/verdict` is due; False: an `audit/report`
-    since: int  # in a dispute, the open round when it opened; otherwise the audited round
-    auditor: bytes = b""  # for a report: my key in that round
-    is_second_verdict: bool = False  # I did not see the proposal before, and a judge that found it false can show it to me
+    since: int  # in a dispute, the job's open round when the dispute began; otherwise the audited round
+    auditor: bytes = b""  # key of this peer in the audited round, for a report
+    # This judge lacked data before, and can now get them from a judge that found the proposal false.
+    is_second_verdict: bool = False
 
 
 def audit_duties(me: bytes, state: AppliedState) -> list[AuditDuty]:
-    """Return disputes that await my verdict, in the order of their opening, then proposals that await my report, by round."""
+    """Return this peer's duties: open disputes to judge, the oldest first, then proposals to report on, by round."""
     current, found = state.module_state(MembersState).current_key, list[AuditDuty]()
     for job, audits in state.module_state(AuditsState).jobs.items():
         for dispute in audits.disputes:
@@ -266,8 +276,10 @@ def audit_duties(me: bytes, state: AppliedState) -> list[AuditDuty]:
 
 
 def first_duty_of_each_trainer(due: Iterable[AuditDuty], members: MembersState) -> list[AuditDuty]:
-    """Return the first duty of each job and trainer. The others wait: windows allow the slowest link one transfer at a time.
-    Jobs do not wait for one another. Each has its own windows, and disputes in one of them must not delay another.
+    """Return the first duty for each pair of job and trainer.
+
+    The trainer's other proposals wait: audit windows allow its slow link only one transfer at a time. Jobs do not wait for one
+    another. Each job has its own windows, and disputes in one job must not delay another job.
     """
     first = dict[tuple[bytes, bytes], AuditDuty]()
     for item in due:
@@ -277,11 +289,11 @@ def first_duty_of_each_trainer(due: Iterable[AuditDuty], members: MembersState) 
 
 @dataclass(frozen=True, slots=True)
 class LossOpeningDuty(ProposalReference):
-    """A proposal of mine whose loss I have to open once all its reports are in or lapsed."""
+    """A proposal of this peer, as a trainer, whose loss it must open because no report on the proposal is awaited any more."""
 
 
 def loss_opening_duties(me: bytes, state: AppliedState) -> list[LossOpeningDuty]:
-    """Return my losses to open, the first round first."""
+    """Return the proposals whose losses this peer must open, by round."""
     return [
         LossOpeningDuty(job, number, trainer)
         for job, audits in state.module_state(AuditsState).jobs.items()
@@ -292,7 +304,7 @@ def loss_opening_duties(me: bytes, state: AppliedState) -> list[LossOpeningDuty]
 
 
 def auditable_proposals_of_others(me: bytes, state: AppliedState) -> list[AuditDuty]:
-    """Return other trainers' accepted proposals in rounds that I may re-execute, by round."""
+    """Return other trainers' accepted proposals in rounds in which this peer is a re-executor, by round."""
     current, found = state.module_state(MembersState).current_key, list[AuditDuty]()
     for job, audits in state.module_state(AuditsState).jobs.items():
         for number, of in audits.rounds.items():
@@ -303,7 +315,7 @@ def auditable_proposals_of_others(me: bytes, state: AppliedState) -> list[AuditD
 
 
 def awaited_auditors(me: bytes, state: AppliedState) -> dict[bytes, set[tuple[bytes, ProposalKey]]]:
-    """Return my proposals, with their jobs, that wait for a report or verdict, by its auditor or judge."""
+    """Return auditor or judge -> this peer's proposals on which its report or verdict is awaited, each with its job."""
     current, found = state.module_state(MembersState).current_key, dict[bytes, set[tuple[bytes, ProposalKey]]]()
     for job, audits in state.module_state(AuditsState).jobs.items():
         for number, of in audits.rounds.items():
@@ -319,7 +331,7 @@ def awaited_auditors(me: bytes, state: AppliedState) -> dict[bytes, set[tuple[by
 
 
 def proposals_to_serve(me: bytes, state: AppliedState) -> list[Proposal]:
-    """Return my proposals whose buffers an auditor may still request."""
+    """Return this peer's proposals whose buffers an auditor may still request."""
     return [
         drawn.proposal
         for audits in state.module_state(AuditsState).jobs.values()

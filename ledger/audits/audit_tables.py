@@ -30,27 +30,32 @@ from ledger.jobs import Job, JobPhase, JobTerms, RollbackDue
 from ledger.members import MembersState
 from protocol.verdicts import ReplayFinding
 
-LATER_THAN_ANY_ROUND = 2**53 - 1  # no round is left, so windows end by time alone
+# Round number after all rounds of a job: no round is left to close, so windows end by time alone.
+LATER_THAN_ANY_ROUND = 2**53 - 1
 
 T = TypeVar("T")
 
 
 class AuditTables:
-    """The tables of `JobAudits`, by the same names. Discard them after a rule raised `Refused`: they may be half changed."""
+    """The tables of `JobAudits`, under the names of its fields, while rules change them.
+
+    Discard an object after a rule has raised `Refused`, because some of its tables may be changed.
+    """
 
     def __init__(self, state: AuditsState, key: bytes, job: Job, terms: JobTerms, members: MembersState, height: int) -> None:
         assert terms.audits is not None
         self.key, self.job, self.members, self.height = key, job, members, height
         self.current_key, self.terms = members.current_key, terms.audits
-        self.window_rounds_ms = round(1_000 * terms.proposal_seconds * terms.audits.window)  # maximum time of its rounds
-        self.is_rewarded = terms.needs_worker  # the update of a scratch job is public and needs no work, so it earns no reward
+        # Maximum time of the rounds in a window, in ms.
+        self.window_rounds_ms = round(1_000 * terms.proposal_seconds * terms.audits.window)
+        self.is_rewarded = terms.needs_worker  # updates of a scratch job are public and need no work: no rewards
         self.closed = job.round - 1  # the last closed round
         self._before = follow_key_rotations(state, members.current_key)
         self.member_records, self.log = dict(self._before.member_records), list(state.log)
-        self.rollbacks_due: list[RollbackDue] = []  # rollbacks of updates in the model
+        self.rollbacks_due: list[RollbackDue] = []  # rollbacks that this block must apply to undo false updates in the model
         audits = self._before.jobs[key]
         self.rounds, self.commitments = dict(audits.rounds), dict(audits.commitments)
-        self.disputes = {dispute.proposal_key: dispute for dispute in audits.disputes}  # sorted by their opening
+        self.disputes = {dispute.proposal_key: dispute for dispute in audits.disputes}  # in the order in which the disputes began
         self.suspended, self.suspension_causes = dict(audits.suspended), dict(audits.suspension_causes)
         self.ignored_challengers, self.withheld_claims = dict(audits.ignored_challengers), dict(audits.withheld_claims)
         self.unvested_rounds, self.loss_comparisons = dict(audits.unvested_rounds), dict(audits.loss_comparisons)
@@ -91,7 +96,7 @@ class AuditTables:
         return audits.proposals.get(place[1]) if audits else None
 
     def find_key(self, keys: Iterable[bytes], author: bytes) -> bytes | None:
-        """Return the author's key among these keys of a round, or None."""
+        """Return the one of these keys of a round that belongs to the author, or None."""
         return next((key for key in keys if self.current_key(key) == author), None)
 
     def rounds_awaiting_reports(self, trainer: bytes) -> set[int]:
@@ -129,7 +134,7 @@ class AuditTables:
         return self.member_records.get(person, MemberAuditRecord())
 
     def count(self, person: bytes, **more: int) -> None:
-        """Add to counts of the member's record."""
+        """Increase the counts of a member's record that `more` names."""
         known = self.member_record(person)
         if any(more.values()):
             self.member_records[person] = replace(known, **{name: getattr(known, name) + count for name, count in more.items()})
@@ -157,7 +162,7 @@ def follow_key_rotations(state: AuditsState, current: Callable[[bytes], bytes]) 
 
     def rekeyed(table: Mapping[bytes, T]) -> dict[bytes, T]:
         followed = {current(key): value for key, value in table.items()}
-        assert len(followed) == len(table)  # a rotation's new key had no member before
+        assert len(followed) == len(table)  # the new key of a rotation was not a member's key before
         return followed
 
     jobs = {

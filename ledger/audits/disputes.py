@@ -1,6 +1,6 @@
-"""Disputes about accepted proposals: opening, judges, end and consequences. Decision 0033 gives the reasons.
+"""Disputes about accepted proposals: how they begin, who judges them, and how they end. Decision 0033 gives the reasons.
 
-Rewards of trainers, and suspensions of trainers and lazy auditors, are also here.
+Rewards of trainers, and suspensions of trainers and lazy auditors, are also in this module.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ def require_may_challenge(tables: AuditTables, challenger: bytes) -> None:
 
 
 def challenge_proposal(tables: AuditTables, auditor: bytes, report: AuditFinding) -> None:
-    """Open a dispute or join it. A challenge counts as a verdict unless its author gave one before. Raises `Refused`."""
+    """Begin a dispute about a proposal, or join an open one.
+
+    A challenge counts as a verdict unless its author gave one before. Raises `Refused`.
+    """
     require_may_challenge(tables, tables.current_key(auditor))
     dispute = tables.disputes.get(report.proposal_key) or Dispute(*report.proposal_key, tables.job.round, {}, (), ())
     if auditor not in dispute.judges_heard:
@@ -78,12 +81,13 @@ def _with_verdict(dispute: Dispute, judge: bytes, finding: ReplayFinding) -> Dis
 
 
 def _weigh_verdicts(tables: AuditTables, dispute: Dispute) -> None:
-    """Update the dispute after one more challenge or verdict, and end it if one side has enough."""
+    """Update the dispute after one more challenge or verdict. End the dispute if one side has enough verdicts."""
     tables.disputes[dispute.proposal_key] = dispute
     audits, judges = tables.rounds[dispute.round], _judges(tables, dispute)
     assert len(set(dispute.judges_heard)) == len(dispute.judges_heard), "one verdict each"
     assert dispute.challenges.keys() <= set(dispute.judges_heard) <= set(audits.reexecutors), "a challenge is a verdict"
-    # More than half of the judges, so that only one side can have it; and more than f, so that one of them is honest.
+    # A side needs more than half of the judges, so that only one side can win. It also needs more than f judges, so that one of
+    # them is honest.
     needed = max(len(judges) // 2 + 1, audits.faults + 1)
     assert 2 * needed > len(judges) and needed > audits.faults
     guilty, unseen = len(dispute.voted_invalid), len(dispute.voted_withheld)
@@ -98,7 +102,9 @@ def _weigh_verdicts(tables: AuditTables, dispute: Dispute) -> None:
 
 
 def is_shown_selectively(guilty: int, unseen: int, needed: int, faults: int) -> bool:
-    """Return whether a trainer showed its false proposal only to some judges. One of more than f guilty verdicts is honest."""
+    """Return whether a trainer sent the data of its false proposal only to some judges: one of more than f verdicts against it is
+    honest.
+    """
     return guilty > faults and guilty + unseen >= needed
 
 
@@ -106,11 +112,11 @@ def is_shown_selectively(guilty: int, unseen: int, needed: int, faults: int) -> 
 
 
 def end_dispute(tables: AuditTables, event: AuditEvent, dispute: Dispute) -> None:
-    """End the dispute by this event, with the effects that `AUDIT_TRANSITIONS` lists."""
+    """End the dispute because of this event, with the effects that `AUDIT_TRANSITIONS` lists."""
     moved, trainer = AUDIT_TRANSITIONS[AuditStage.OPEN, event], tables.current_key(dispute.trainer)
     assert moved.after is AuditStage.OVER
     del tables.disputes[dispute.proposal_key]
-    # Auditors continue with the trainer's other proposals, so the time for these restarts.
+    # Auditors now continue with the trainer's other proposals, so the window for reports on these proposals restarts.
     for number in tables.rounds_awaiting_reports(trainer):
         audits = tables.rounds[number]
         if audits.may_renew_window:
@@ -146,10 +152,10 @@ def hold_against(tables: AuditTables, challenger: bytes) -> None:
 
 
 # Claims -----------------------------------------------------------------------------------------------------------------
-# A claim is an auditor's challenge with the finding `withheld`. If most judges disagree, either the auditor or the trainer lies,
-# and no peer can tell which. The claim therefore counts against neither. After three claims the auditor is separated from the
-# trainer: it is not drawn for it. At most f auditors are faulty. A trainer that is separated from more than f is therefore faulty
-# itself: it is shunned.
+# A claim is an auditor's challenge with the finding `withheld`. If most judges disagree, no peer can tell whether the auditor
+# or the trainer is dishonest. The claim therefore counts against neither of them. After three claims, the auditor is separated
+# from the trainer: it is no longer drawn for the trainer's proposals. At most f auditors are faulty. A trainer that is
+# separated from more than f auditors is therefore faulty itself, and is suspended (`shunned`).
 
 
 def auditors_apart(claims: WithheldClaims) -> set[bytes]:
@@ -158,7 +164,7 @@ def auditors_apart(claims: WithheldClaims) -> set[bytes]:
 
 
 def _claims_with(tables: AuditTables, dispute: Dispute) -> WithheldClaims:
-    """Return the claims about the dispute's trainer, including those of this dispute."""
+    """Return auditor -> rounds of its claims about the dispute's trainer, including the claims in this dispute."""
     claims = dict(tables.withheld_claims.get(tables.current_key(dispute.trainer), {}))
     for key, finding in dispute.challenges.items():
         if finding is ReplayFinding.WITHHELD:
@@ -169,9 +175,10 @@ def _claims_with(tables: AuditTables, dispute: Dispute) -> WithheldClaims:
 
 def _is_to_be_shunned(tables: AuditTables, dispute: Dispute) -> bool:
     if ReplayFinding.WITHHELD not in dispute.challenges.values():
-        return False  # a challenge without a claim changes no separation
+        return False  # a challenge with another finding separates no auditor from the trainer
     audits = tables.rounds[dispute.round]
-    # At most f of this round's voters are faulty. An auditor of another round may be a faulty voter that has left since.
+    # At most f of this round's voters are faulty. Auditors of other rounds do not count: they may be faulty voters that have
+    # left.
     reexecutors = {tables.current_key(key) for key in audits.reexecutors}
     return len(auditors_apart(_claims_with(tables, dispute)) & reexecutors) > audits.faults
 
@@ -179,7 +186,8 @@ def _is_to_be_shunned(tables: AuditTables, dispute: Dispute) -> bool:
 def forget_claims(tables: AuditTables) -> None:
     """Forget claims after `suspension_rounds` rounds.
 
-    Occasional failures of an honest auditor must not add up over years. A faulty one gets only three claims in that time.
+    Otherwise occasional failures of an honest auditor would add up over years. A faulty auditor gets only three claims in that
+    time.
     """
     first = tables.closed + 1 - tables.terms.suspension_rounds
     for trainer, claims in list(tables.withheld_claims.items()):
@@ -189,11 +197,12 @@ def forget_claims(tables: AuditTables) -> None:
 
 
 # Rewards and suspensions ------------------------------------------------------------------------------------------------
-# There is one reward for each accepted proposal. It vests once nothing about its round is open; until then it can be lost.
+# Each accepted proposal earns its trainer one reward. The reward vests once nothing about the round is open. Until then, the
+# trainer can lose it.
 
 
 def add_rewards(tables: AuditTables, number: int, accepted: Mapping[bytes, Proposal]) -> None:
-    """Add rewards for the accepted proposals of a closed round, by trainer. A trainer that was suspended meanwhile gets none."""
+    """Add one unvested reward for each accepted proposal of a closed round. `accepted` maps trainers to proposals."""
     for trainer, proposal in accepted.items() if tables.is_rewarded else ():
         if proposal.loss is not None and tables.is_trusted(trainer):
             person = tables.current_key(trainer)
@@ -225,7 +234,7 @@ def lose_reward(tables: AuditTables, number: int, trainer: bytes) -> None:
 def suspend_trainer(tables: AuditTables, trainer: bytes, cause: AuditLogEntry) -> None:
     """Suspend a trainer or auditor. One suspension covers all its earlier faults.
 
-    Its disputes and the reports on its updates continue, because each may be about another false update in the model.
+    Disputes and reports about its other updates continue, because each of these may find another false update in the model.
     """
     if trainer in tables.suspended:
         return

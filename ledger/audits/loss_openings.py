@@ -1,4 +1,4 @@
-"""Openings of losses: conditions and consequences. `ledger.audits.loss_commitments` seals and compares losses.
+"""The opening of losses by trainers: its conditions and consequences. `ledger.audits.loss_commitments` seals and compares losses.
 
 A wrong loss convicts only an auditor, and only if more than f voters contradict it (decision 0061).
 """
@@ -35,8 +35,8 @@ def keep_sealed_loss(tables: AuditTables, auditor: bytes, report: AuditFinding, 
 def may_open_loss(tables: AuditTables, number: int, trainer: bytes) -> bool:
     """Return whether no further report on this proposal is possible.
 
-    A re-executor that missed the round may draw for it whenever a round closes in the window. The last draws are in the block
-    that ends the job, because it may close a round, too.
+    A re-executor whose ballot was omitted may draw for this round whenever a later round of the window closes. The last draws
+    are in the block that ends the job, because this block may also close a round.
     """
     drawn = tables.find_proposal((number, trainer))
     is_awaited = drawn is not None and bool(drawn.pending_auditors)
@@ -45,7 +45,10 @@ def may_open_loss(tables: AuditTables, number: int, trainer: bytes) -> bool:
 
 
 def apply_loss_opening(tables: AuditTables, author: bytes, opening: loss_commitments.LossOpening) -> None:
-    """Open the loss that a trainer's proposal committed to, and compare each report with it. May raise `Refused`."""
+    """Open the loss that a trainer's proposal committed to, and compare each report with it.
+
+    Raises `Refused` if it may not be opened now.
+    """
     of, trainer = tables.unopened_losses.get(opening.round, {}), opening.trainer
     known = of.get(trainer)
     if known is None or tables.current_key(trainer) != author:
@@ -92,10 +95,10 @@ def _compare_loss(
 
 
 def end_unopened_losses(tables: AuditTables, now_ms: int | None) -> None:
-    """Drop sealed losses whose trainer's time is over. The trainer loses the reward of that round.
+    """Drop sealed losses whose trainer did not open its own loss in time. The trainer loses its reward for that round.
 
-    A trainer has as much time as auditors had for reports. After the job's end it loses nothing, because its peer may have
-    stopped.
+    A trainer has as much time as auditors had for reports. After the job's end a trainer loses no reward, because its peer may
+    have stopped.
     """
     if tables.closed == LATER_THAN_ANY_ROUND:
         tables.unopened_losses.clear()

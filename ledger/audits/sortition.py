@@ -1,8 +1,8 @@
 """The draw of audits from nonces that earlier ballots committed to.
 
-Every re-executor draws for itself: its tickets depend only on the nonce that its own ballot reveals. A faulty voter that chooses
-or withholds a nonce therefore changes only its own draws. With one seed from all nonces, it could choose among many draws. With a
-draw of the lowest tickets, it could make its own the lowest and take the places of honest auditors.
+Every re-executor draws for itself: its tickets depend only on the nonce that its own ballot reveals. A faulty voter that
+chooses or withholds a nonce therefore changes only its own draws. With one seed from all nonces, it could choose the best of
+many draws. With a draw of the lowest tickets, it could make its own the lowest and take the places of honest auditors.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from protocol.codec import Count, Digest
 
 TICKET_DOMAIN = b"folkmoot/audit\x00"
-TICKET_PREFIX_BYTES = 8  # length of the lot, which is the start of a ticket
-# A false update that comes later is followed by fewer honest rounds, so audits are densest late. Both shares multiply the job's
-# rate, and their average over a job is 1.
-EARLY_SHARE = 0.5  # share in the first two thirds of a job's rounds, without the closing ones
+TICKET_PREFIX_BYTES = 8  # length in bytes of an auditor's lot, which is the start of its ticket
+# Shares of the job's audit rate, early and late in the job. A late false update is followed by fewer honest rounds, so audits
+# are densest late. The average of the shares over a job is 1.
+EARLY_SHARE = 0.5  # factor in the first two thirds of a job's rounds, not counting the closing rounds
 LATE_SHARE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class NonceCommitment:
-    """A voter's commitment to its next nonce, from its last decided ballot of a job."""
+    """A voter's commitment to its next nonce, taken from the last ballot of the voter that was decided in this job."""
 
     round: Count
     digest: Digest
@@ -34,7 +34,7 @@ def commit_nonce(nonce: bytes) -> bytes:
 
 
 def matching_reveals(reveals: Mapping[bytes, bytes], commitments: Mapping[bytes, NonceCommitment]) -> dict[bytes, bytes]:
-    """Return the nonces, by voter, that match the voter's commitment."""
+    """Return voter -> revealed nonce, for all nonces that match their voter's commitment."""
     return {
         voter: nonce
         for voter, nonce in reveals.items()
@@ -43,7 +43,7 @@ def matching_reveals(reveals: Mapping[bytes, bytes], commitments: Mapping[bytes,
 
 
 def sortition_ticket(job: bytes, number: int, nonce: bytes, auditor: bytes, trainer: bytes) -> bytes:
-    """Return 32 bytes, the first of which are the auditor's lot for this trainer's proposal.
+    """Return a ticket of 32 bytes, which begins with the auditor's lot for this trainer's proposal.
 
     The auditor's key is hashed, too. Without it, a voter that copies another voter's commitment would have the same ticket.
     """
@@ -51,7 +51,7 @@ def sortition_ticket(job: bytes, number: int, nonce: bytes, auditor: bytes, trai
 
 
 def audit_rate_of_round(rate: float, taken: int, rounds: int, closing: int) -> float:
-    """Return the audit rate of a round after `taken` rounds, for a job with the average `rate`.
+    """Return the audit rate of the round that follows `taken` rounds, for a job with the average `rate`.
 
     The `closing` rounds are not sampled, so the late share begins before them.
     """
@@ -59,10 +59,10 @@ def audit_rate_of_round(rate: float, taken: int, rounds: int, closing: int) -> f
 
 
 def draw_auditors(tickets: Mapping[bytes, bytes], others: int, auditors: int, rate: float) -> tuple[bytes, ...]:
-    """Return the drawn re-executors: their lots are below rate × auditors / others, in doubles and in this order.
+    """Return the drawn re-executors, whose lots are below rate × auditors / others, computed in doubles in this order.
 
-    `others` counts all the round's re-executors except the trainer and those separated from it, with or without a ticket. A
-    re-executor that withholds its ticket therefore raises no other chance.
+    `others` is the number of the round's re-executors, with or without a ticket, without the trainer and the re-executors that
+    are separated from the trainer. A re-executor that withholds its ticket therefore does not raise the chance of any other.
     """
     lots = {key: int.from_bytes(data[:TICKET_PREFIX_BYTES], "big") for key, data in sorted(tickets.items())}
     return tuple(key for key, lot in lots.items() if lot < rate * auditors / others * 2.0 ** (8 * TICKET_PREFIX_BYTES))
@@ -71,5 +71,5 @@ def draw_auditors(tickets: Mapping[bytes, bytes], others: int, auditors: int, ra
 def lottery_tickets(
     job: bytes, number: int, nonces: Mapping[bytes, bytes], trainer: bytes, auditors: Sequence[bytes]
 ) -> dict[bytes, bytes]:
-    """Return the tickets of those `auditors` that have a nonce."""
+    """Return the tickets of those re-executors in `auditors` that have a nonce."""
     return {key: sortition_ticket(job, number, nonces[key], key, trainer) for key in auditors if key in nonces}

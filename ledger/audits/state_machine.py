@@ -48,7 +48,7 @@ from protocol import codec
 from protocol.messages import Proposal
 from protocol.verdicts import ReplayFinding
 
-POST_JOB_AUDIT_HEIGHTS = 1_000  # maximum duration of audits after their job's end; a transaction may wait as long
+POST_JOB_AUDIT_HEIGHTS = 1_000  # blocks after a job's end in which its audits may continue: transactions have the same lifetime
 
 
 class AuditsModule(Module[AuditsState]):
@@ -58,7 +58,7 @@ class AuditsModule(Module[AuditsState]):
         LOSS_OPENING_KIND: LossOpening,
         VOLUNTEER_KIND: AuditVolunteering,
     }
-    # Each transaction copies and scans the tables of its job.
+    # Cost of each transaction, in signature checks: a transaction copies and scans the tables of its job.
     costs: ClassVar[Mapping[str, int]] = {"audit/report": 2, "audit/verdict": 6, LOSS_OPENING_KIND: 6, VOLUNTEER_KIND: 24}
     state_type = AuditsState
 
@@ -97,7 +97,10 @@ class AuditsModule(Module[AuditsState]):
         return StateChange(tables.new_state(), tuple(tables.rollbacks_due))
 
     def settle_block(self, state: AuditsState, view: StateReader, context: BlockContext) -> StateChange:
-        """End windows of closed rounds, vest rewards and draw audits. Facts exclude suspended trainers from the next rounds."""
+        """End windows of closed rounds, vest rewards and draw audits.
+
+        Facts tell the module of jobs which trainers are suspended.
+        """
         for closed in context.facts_of(ClosedRound):
             if closed.job in state.jobs:
                 tables = self._job_tables(state, closed.job, view, context.height)
@@ -108,7 +111,7 @@ class AuditsModule(Module[AuditsState]):
                 state = tables.new_state()
         jobs = view.module_state(JobsState).jobs
         for key in [key for key in state.jobs if jobs[key].phase is JobPhase.SETTLING]:
-            # No further round of the job opens.
+            # The job is over, so no further round opens and windows end by time alone.
             tables = self._job_tables(state, key, view, context.height)
             tables.closed = LATER_THAN_ANY_ROUND
             is_over = context.height > jobs[key].opened_height + POST_JOB_AUDIT_HEIGHTS
@@ -120,7 +123,7 @@ class AuditsModule(Module[AuditsState]):
         return StateChange(state, (*barred, *doubtful, *map(JobRetained, state.jobs)))
 
     def end_block(self, state: AuditsState, view: StateReader, context: BlockContext) -> StateChange:
-        """Make tables for a started job, stop audits of undone rounds, and end the audits of ended jobs."""
+        """Add audits for each started job with sampled audits, stop audits of undone rounds, and end the audits of ended jobs."""
         for back in context.facts_of(JobRolledBack):
             if back.job in state.jobs:
                 tables = self._job_tables(state, back.job, view, context.height)
@@ -155,12 +158,12 @@ class AuditsModule(Module[AuditsState]):
         return _without_job(tables.new_state(), key)
 
     def _crowded_out(self, state: AuditsState, winding: Mapping[bytes, Job], members: MembersState) -> bytes:
-        """Return the ended job whose audits make room for another's.
+        """Return the ended job whose audits end early, because too many ended jobs have open audits.
 
-        A job with an open dispute goes last, and a scratch job goes first, because it earns no rewards. Among equals, the author
-        with the most of these jobs loses its oldest.
+        A job with an open dispute is the last choice. A scratch job is the first choice, because it earns no rewards. Among
+        equals, the author with the most ended jobs under audit loses the audits of its oldest.
         """
-        # One silent auditor keeps a job here for POST_JOB_AUDIT_HEIGHTS. To end the audits of a job sooner, an attacker has to
+        # One silent auditor keeps the audits of a job open for POST_JOB_AUDIT_HEIGHTS. To end them sooner, an attacker has to
         # start WINDING_UP_MAX other jobs with real work, and the job must have no open dispute.
         begun = Counter(members.current_key(job.author) for job in winding.values())
 
@@ -174,11 +177,13 @@ class AuditsModule(Module[AuditsState]):
     # Queries of a peer
 
     def awaited_job(self, content: AuditFinding | LossOpening | AuditVolunteering) -> bytes:
-        """Return the job: windows end only when one of its rounds closes, so nothing is late before that."""
+        """Return the job of the transaction, which may wait for the job's next round certificate: windows end only when a round
+        closes.
+        """
         return content.job
 
     def loss_openings_due(self, me: bytes, state: AppliedState) -> list[LossOpeningDuty]:
-        """Return my proposals whose loss I may open now."""
+        """Return the proposals of this peer, as a trainer, whose loss it may open now."""
         mine = loss_opening_duties(me, state)
         tables = {
             key: self._job_tables(state.module_state(AuditsState), key, state, state.height + 1)
@@ -187,7 +192,7 @@ class AuditsModule(Module[AuditsState]):
         return [due for due in mine if loss_openings.may_open_loss(tables[due.job], due.round, due.trainer)]
 
     def proposals_to_volunteer_for(self, me: bytes, state: AppliedState) -> list[AuditDuty]:
-        """Return the proposals, in the order of rounds, for which I would be drawn if I volunteered for their round now."""
+        """Return the proposals for which this peer would be drawn if it volunteered for their round now, by round."""
         others, trainers = auditable_proposals_of_others(me, state), dict[tuple[bytes, int], list[bytes]]()
         for job, number in {(due.job, due.round) for due in others}:
             tables = self._job_tables(state.module_state(AuditsState), job, state, state.height + 1)
@@ -196,7 +201,7 @@ class AuditsModule(Module[AuditsState]):
         return [due for due in others if due.trainer in trainers.get((due.job, due.round), ())]
 
     def _job_tables(self, state: AuditsState, key: bytes, view: StateReader, height: int) -> AuditTables:
-        """Return the tables of a job as the block of this height finds them."""
+        """Return the tables of a job's audits, for a rule that acts in the block of this height."""
         job, members = view.module_state(JobsState).jobs[key], view.module_state(MembersState)
         return AuditTables(state, key, job, self.rules.terms_of_spec(job.spec), members, height)
 
@@ -206,7 +211,10 @@ def _without_job(state: AuditsState, key: bytes) -> AuditsState:
 
 
 def _close_windows(tables: AuditTables, closed: int, now_ms: int | None) -> None:
-    """Do the steps of a closed round. `now_ms` is the parent block's time; None: windows count rounds alone."""
+    """Advance audits after a round has closed: end windows, vest rewards, and end suspensions.
+
+    `now_ms` is the parent block's time; None: windows depend on rounds alone.
+    """
     tables.closed = closed
     end_windows(tables, now_ms)
     loss_openings.end_unopened_losses(tables, now_ms)
@@ -219,26 +227,31 @@ def _close_windows(tables: AuditTables, closed: int, now_ms: int | None) -> None
 
 
 def end_windows(tables: AuditTables, now_ms: int | None) -> None:
-    """Lapse reports and end disputes whose window is over. `now_ms` is the parent block's time; None: no window has time left."""
+    """Lapse reports and end disputes whose window is over.
+
+    `now_ms` is the parent block's time; None: windows depend on rounds alone.
+    """
     if now_ms is not None:
-        # The block that closes a round does not know its own time, and its parent may be much older. A window from then would be
-        # too short, so it begins at the parent of the block that closes the next round. Judges download one disputed proposal of
-        # a trainer at a time (`first_duty_of_each_trainer`), so the next dispute's window begins when the former one ends.
+        # The block that closes a round does not know its own time, and the parent's time may be much earlier. A window that
+        # began at the parent's time would be too short. The window therefore begins at the parent of the block that closes the
+        # next round. Judges download the data of one disputed proposal of a trainer at a time (`first_duty_of_each_trainer`).
+        # The window of the trainer's next dispute therefore begins when the former dispute ends.
         begun_ms = max(1, now_ms)
         for number, audits in tables.rounds.items():
             if not audits.closed_ms:
                 tables.rounds[number] = replace(audits, closed_ms=begun_ms)
         first = {tables.current_key(dispute.trainer): dispute for dispute in reversed(tables.disputes.values())}
         for dispute in first.values():
-            if not dispute.opened_ms and dispute.opened < tables.closed:  # other disputes may have opened in this very block
+            if not dispute.opened_ms and dispute.opened < tables.closed:  # other disputes may have begun in this block
                 tables.disputes[dispute.proposal_key] = replace(dispute, opened_ms=begun_ms)
-    # Reports on these trainers wait for a dispute, so their time does not run.
+    # Reports on proposals of these trainers wait for the end of a dispute, so their windows do not end.
     held_up = frozenset(tables.current_key(dispute.trainer) for dispute in tables.disputes.values())
     for number, audits in list(tables.rounds.items()):
         if not tables.has_rounds(number) and not _has_time(tables, number, audits.closed_ms, now_ms):
             assignments.lapse_reports(tables, number, held_up if now_ms is not None and audits.may_renew_window else frozenset())
     for dispute in list(tables.disputes.values()):
-        # A judge that did not see the proposal receives it from those that did, which takes a second window.
+        # A judge that lacks the proposal's data requests them from judges that found the proposal false, which takes a second
+        # window.
         windows = 2 if dispute.voted_invalid and dispute.voted_withheld else 1
         has_time = _has_time(tables, dispute.round, dispute.opened_ms, now_ms, windows)
         if not tables.has_rounds(dispute.opened) and not has_time:
@@ -246,8 +259,11 @@ def end_windows(tables: AuditTables, now_ms: int | None) -> None:
 
 
 def _has_time(tables: AuditTables, number: int, since_ms: int, now_ms: int | None, windows: int = 1) -> bool:
-    """Return whether time is left in this number of windows from `since_ms` on, for re-executors of that round."""
+    """Return whether time is left of `windows` audit windows that began at `since_ms`.
+
+    The length of a window depends on the number of re-executors in round `number`.
+    """
     window_ms = tables.terms.window_ms(len(tables.rounds[number].reexecutors))
-    if tables.closed == LATER_THAN_ANY_ROUND:  # no rounds close in which re-executors work
+    if tables.closed == LATER_THAN_ANY_ROUND:  # no further rounds close, so the time of the rounds counts as well
         window_ms += tables.window_rounds_ms
     return now_ms is not None and (not since_ms or now_ms < since_ms + windows * window_ms)

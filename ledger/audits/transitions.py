@@ -14,13 +14,13 @@ from ledger.audits.audit_state import AuditResult
 
 
 class AuditStage(enum.StrEnum):
-    AWAITED = "drawn proposal: an auditor's report is awaited"  # stored in `AuditableProposal.pending_auditors`
-    UNDISPUTED = "kept proposal: undisputed"  # absent from all `Dispute`s
-    OPEN = "dispute: open"  # stored in `JobAudits.disputes`
-    SEALED = "report with a sealed loss"  # stored in `JobAudits.unopened_losses`
-    TRAINS = "trainer: trains"  # absent from `JobAudits.suspended`
-    SUSPENDED = "trainer: suspended"  # stored in `JobAudits.suspended`
-    OVER = "over"  # deleted from all tables
+    AWAITED = "drawn proposal: an auditor's report is awaited"  # stage is stored in `AuditableProposal.pending_auditors`
+    UNDISPUTED = "kept proposal: undisputed"  # no `Dispute` about the proposal is stored
+    OPEN = "dispute: open"  # stage is stored in `JobAudits.disputes`
+    SEALED = "report with a sealed loss"  # stage is stored in `JobAudits.unopened_losses`
+    TRAINS = "trainer: trains"  # trainer is absent from `JobAudits.suspended`
+    SUSPENDED = "trainer: suspended"  # trainer is stored in `JobAudits.suspended`
+    OVER = "over"  # item is deleted from all tables
 
 
 class AuditEvent(enum.StrEnum):
@@ -42,7 +42,7 @@ class AuditEvent(enum.StrEnum):
 
 
 class AuditEffect(enum.StrEnum):
-    """Further effects of a transition, in this order."""
+    """Effects of a transition beside the next stage and the log entry. They act in this order."""
 
     COUNT_REPORT = "the auditor's `reports` grows"
     COUNT_LAPSE = "the auditor's `lapsed` grows"
@@ -65,7 +65,7 @@ class AuditEffect(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class AuditTransition:
     after: AuditStage
-    result: AuditResult | None = None  # entry in the log; None: no entry
+    result: AuditResult | None = None  # result that the log records; None: no entry
     effects: tuple[AuditEffect, ...] = ()
 
 
@@ -111,6 +111,6 @@ assert {moved.after for moved in AUDIT_TRANSITIONS.values()} >= {stage for stage
     AuditStage.UNDISPUTED,
     AuditStage.SEALED,
 }
-assert not any(stage is AuditStage.OVER for stage, _ in AUDIT_TRANSITIONS)  # a finished item stays finished
-# Every result in the log belongs to a transition. A suspension has no result of its own, because the log has its cause.
+assert not any(stage is AuditStage.OVER for stage, _ in AUDIT_TRANSITIONS)  # no transition leaves the stage OVER
+# Every result in the log belongs to a transition. The suspension itself is no result, because the log records its cause.
 assert {moved.result for moved in AUDIT_TRANSITIONS.values()} - {None} == set(AuditResult)

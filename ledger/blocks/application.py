@@ -1,6 +1,7 @@
-"""The application under consensus at one peer: the state, the open rounds, and the content that waits for a block.
+"""The application under consensus at one peer: the ledger's state, the open rounds, and the messages that wait for a block.
 
-Compact bodies are defined here, too. A leader sends digests of signed messages in place of those that the others should hold.
+Compact bodies are defined in this module, too. A leader sends them with digests in place of signed messages that other voters
+should already have.
 """
 
 from __future__ import annotations
@@ -39,15 +40,18 @@ from protocol.limits import (
 from protocol.messages import InclusionList
 from rounds.round_state import OpenRoundState, RoundCertificate
 
-# Without this delay, a round certificate that makes `jobs` fail would fill every block, without end. The delay is measured in
-# time, because a network that waits for this round alone decides no further height.
+# Time in seconds for which a round stays open after its certificate made the module `jobs` fail. Without this delay, the
+# certificate would fill every block, without end. The delay is a time and not a number of heights, because a network that waits
+# for this round alone decides no further height.
 ROUND_DEFERRAL_SECONDS = 60.0
-# Audits of a job without open rounds end by block time, so blocks are made at this interval until these audits are over.
+# Interval of blocks in seconds while a job without open rounds has audits. Its audits end by block time, so blocks are needed
+# until then.
 SETTLING_BLOCK_SECONDS = 1.0
-BODY_FIXED_BYTES = 64  # overhead of an encoded body beside its round certificates, evidence and transactions
-# pieces of evidence that wait for a block, at most 30 kB each; further ones are dropped
+BODY_FIXED_BYTES = 64  # bytes of an encoded body without its round certificates, evidence and transactions
+# Maximum number of pieces of evidence that wait for a block, of at most 30 kB each. Further ones are dropped.
 PENDING_EVIDENCE_MAX = 16 * EVIDENCE_PER_BLOCK_MAX
-WHOLE_BYTES_MAX = 1_024  # such a body and its header fit into one packet, so that a compact form saves nothing
+# Largest body that is sent whole: it fits into one packet with its header, so a compact form would save nothing.
+WHOLE_BYTES_MAX = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class WholeBody:
 
 @dataclass(frozen=True, slots=True)
 class CompactRoundCertificate:
-    """A `RoundCertificate` with digests in place of its signed messages."""
+    """A `RoundCertificate` with digests in place of its ballots and other signed messages."""
 
     job: Digest
     round: Count
@@ -72,7 +76,10 @@ class CompactRoundCertificate:
 
 @dataclass(frozen=True, slots=True)
 class CompactBody:
-    """A `BlockBody` with digests in place of signed messages. Evidence stays whole: it is rare and may not have reached all."""
+    """A `BlockBody` with digests in place of signed messages.
+
+    Evidence stays whole, because it is rare and may not have reached all voters.
+    """
 
     TAG: ClassVar[str] = "compact-body"
     round_certificates: Annotated[tuple[CompactRoundCertificate, ...], Length(0, RUNNING_MAX)]
@@ -105,22 +112,26 @@ def _found(digests: tuple[bytes, ...], index: dict[bytes, Signed]) -> tuple[Sign
 
 
 class LedgerApplication:
-    """Implements `consensus.inputs.Application`. Everything in it refers to the last applied block."""
+    """The ledger as the application that consensus calls (`consensus.inputs.Application`).
+
+    All its answers refer to the last applied block.
+    """
 
     def __init__(self, rules: LedgerRules, applied: CurrentState, certified_root: bytes) -> None:
         self.rules = rules
         self.applied = applied
-        self.certified_root = certified_root  # the root that the last decided block names
+        self.certified_root = certified_root  # state root that the last decided block names
         self.rounds: dict[bytes, OpenRoundState] = {}
         self.mempool = Mempool(applied.current.height, rules.transaction_traits)
         self.inclusion_lists = InclusionListSet()
-        self._deferred: dict[tuple[bytes, int], float] = {}  # (job, round) -> end of the deferral
+        self._deferred: dict[tuple[bytes, int], float] = {}  # (job, round) -> time until which the round stays open
         self._now = 0.0
-        self.pending_evidence: dict[bytes, Evidence] = {}  # culprit -> evidence, which would expel it now
-        # A signer's statements about rounds that are not open here yet. `peer.node.node` keeps them and replaces this function.
+        self.pending_evidence: dict[bytes, Evidence] = {}  # culprit -> evidence that would expel it if it was decided now
+        # Function that returns a signer's statements about rounds that are not open here yet. `peer.node.node` keeps these
+        # statements and replaces this function.
         self.future_messages_of: Callable[[bytes], tuple[Signed, ...]] = lambda signer: ()
-        # By job: the state of its open round, with indexes by digest of its ballots, cut-offs, proposals and vouches. These only
-        # grow, so that only new messages are hashed.
+        # Job -> state of its open round, with indexes by digest of the round's ballots, cut-offs, proposals and vouches. The
+        # indexes only grow, so that only new messages are hashed.
         self._indexed: dict[bytes, tuple[OpenRoundState, tuple[dict[bytes, Signed], ...]]] = {}
         self._selectable: tuple[LedgerState, int, bool] | None = None
         self._certification: tuple[LedgerState, bool] | None = None
@@ -142,7 +153,7 @@ class LedgerApplication:
     def add_evidence(self, evidence: Evidence) -> bool:
         """Keep evidence until a block carries it. Return whether it is new and would expel a member.
 
-        Raises `RemoteProtocolError` if it proves nothing.
+        Raises `RemoteProtocolError` if the evidence proves nothing.
         """
         known = evidence.signer in self.pending_evidence or len(self.pending_evidence) >= PENDING_EVIDENCE_MAX
         if known or not self._would_expel(evidence.signer):
@@ -159,7 +170,10 @@ class LedgerApplication:
         return True
 
     def make_inclusion_list(self, signer: bytes) -> InclusionList | None:
-        """Return this voter's inclusion list after a block: transactions that have waited here too long. None: it sends none."""
+        """Return this voter's inclusion list after a block, with the transactions that have waited too long in its mempool.
+
+        None: this voter sends no list.
+        """
         members = self.state.members
         if signer not in members.voters or members.is_expelled(signer):
             return None
@@ -185,7 +199,7 @@ class LedgerApplication:
         return encode(BlockBody(closings, evidence, transactions))
 
     def _evidence(self) -> tuple[tuple[Evidence, ...], LedgerState]:
-        """Return the held evidence for one block, and the state after it is applied."""
+        """Return pending evidence for one block, and the state after that evidence is applied."""
         chosen: list[Evidence] = []
         state = self.state
         for _, evidence in sorted(self.pending_evidence.items()):
@@ -199,7 +213,9 @@ class LedgerApplication:
         return tuple(chosen), state
 
     def _closings(self, room: int) -> tuple[tuple[RoundCertificate, ...], int]:
-        """Return certificates of rounds that can close now, within `room` bytes, and the bytes left."""
+        """Return certificates of rounds that can close now, of at most `room` bytes in total, and the number of bytes that
+        remain.
+        """
         closings: list[RoundCertificate] = []
         for book in self._closable():
             closing = book.certificate()
@@ -209,7 +225,7 @@ class LedgerApplication:
         return tuple(closings), room
 
     def _closable(self) -> list[OpenRoundState]:
-        """Return the rounds that are not deferred, in order of their jobs."""
+        """Return the open rounds that are not deferred, in ascending order of their jobs' ids."""
         books = [book for _, book in sorted(self.rounds.items())]
         return [book for book in books if (book.terms.job, book.terms.round) not in self._deferred]
 
@@ -218,7 +234,7 @@ class LedgerApplication:
         self._deferred |= {(closing.job, closing.round): now + ROUND_DEFERRAL_SECONDS for closing in closings}
 
     def resume_deferred_rounds(self, now: float) -> float | None:
-        """End deferrals whose time is over. Return the next time at which work may appear without a message."""
+        """End deferrals whose time is over. Return the next time at which a block may become due without a new message."""
         self._now = now
         self._deferred = {key: until for key, until in self._deferred.items() if until > now}
         times = (*self._deferred.values(), self._time_due_at)
@@ -226,7 +242,7 @@ class LedgerApplication:
 
     @property
     def _time_due_at(self) -> float | None:
-        """Time in seconds of the next block that is due without any content; None: no such block is due."""
+        """Time in seconds at which a block is due even without content; None: no such block is due."""
         if self._settling is None or self._settling[0] is not self.state:
             self._settling = (self.state, any(job.phase is JobPhase.SETTLING for job in self.state.jobs.jobs.values()))
         return self.state.time_ms / 1_000 + SETTLING_BLOCK_SECONDS if self._settling[1] else None
@@ -250,7 +266,7 @@ class LedgerApplication:
         return self._censors(content)
 
     def _censors(self, body: BlockBody) -> str | None:
-        """Return a refusal if a valid body omits a due transaction, which more than f voters listed; see `INCLUSION_LAG_HEIGHTS`.
+        """Return a refusal if a valid body omits a transaction that more than f voters have listed (`INCLUSION_LAG_HEIGHTS`).
 
         Only transactions that are here and could follow the block's last transaction count. Another transaction with the same
         nonce, or a full block, excuses the leader.
@@ -276,7 +292,7 @@ class LedgerApplication:
         return closable or bool(self.pending_evidence) or is_due or self.has_due_transactions()
 
     def has_due_transactions(self) -> bool:
-        """Return whether transactions need a block now: one applies, and they cannot all wait (`Mempool.can_wait`)."""
+        """Return whether transactions need a block now: one of them applies, and not all can wait (`Mempool.can_wait`)."""
         known = self._selectable
         if known is None or known[0] is not self.state or known[1] != self.mempool.version:
             found = not self.mempool.can_wait(self.state.jobs.running().keys())
@@ -288,7 +304,10 @@ class LedgerApplication:
         return compact_body(body)
 
     def expand_body(self, short: bytes) -> bytes | None:
-        """Return the body, or None without all parts. A part may never arrive: peers keep only the first ballot of each voter."""
+        """Return the body of a compact form. None: a part is missing here.
+
+        A missing part may never arrive, because peers keep only the first ballot of each voter.
+        """
         message = cast(WholeBody | CompactBody, decode_message(short, (WholeBody, CompactBody), BLOCK_BYTES_MAX))
         if isinstance(message, WholeBody):
             return message.body
@@ -298,7 +317,7 @@ class LedgerApplication:
         held = tuple(signed for signed in transactions if signed is not None)
         if len(present) < len(closings) or len(held) < len(transactions):
             return None
-        # Checked before the body is built: a few digests, each repeated many times, must not exhaust the memory.
+        # Checked before the body is built, because a few digests that are repeated many times must not exhaust the memory.
         parts = [part for closing in present for signed in _parts(closing) for part in signed]
         size = sum(len(signed.body) for signed in (*parts, *held))
         if size > BODY_BYTES_MAX:
@@ -339,7 +358,10 @@ class LedgerApplication:
         )
 
     def _certification_due(self) -> bool:
-        """Return whether an empty block is due, to certify the last root or to advance the voter sets. Cached per state."""
+        """Return whether an empty block is due, to certify the last state root or to advance the voter sets.
+
+        Cached for each state.
+        """
         if self._certification is None or self._certification[0] is not self.state:
             due = membership.is_voter_change_due(self.state.members)
             due = due or (self.certified_root != self.state.state_root and not self.state.jobs.running())

@@ -1,4 +1,4 @@
-"""Undecided transactions, their order in a block, and voters' inclusion lists of those that wait too long."""
+"""Undecided transactions, their order in a block, and voters' inclusion lists of transactions that wait too long."""
 
 from __future__ import annotations
 
@@ -26,19 +26,27 @@ from protocol.limits import (
 )
 from protocol.messages import InclusionList, Transaction
 
-TRANSACTIONS_BYTES_MAX = BODY_BYTES_MAX // 2  # transactions of one block, which must be quick to apply
-SIGNED_BYTES = 128  # overhead of a signed message in a body, beside its own bytes
-SELECTION_PASSES_MAX = 4  # passes over transactions by nonce; a second one finds those that follow another author's
-# Refusals of one member's transactions in one block. An honest member has one transaction per nonce: one refusal in a pass.
+TRANSACTIONS_BYTES_MAX = BODY_BYTES_MAX // 2  # maximum bytes of a block's transactions, which must be quick to apply
+SIGNED_BYTES = 128  # bytes that a signed message takes in a body beside its own bytes
+# Passes over waiting transactions in order of nonces: a later pass finds those that depend on another author's transaction.
+SELECTION_PASSES_MAX = 4
+# Refusals of one member's transactions in the selection for one block, after which its other transactions are skipped. An
+# honest member has one transaction per nonce, so at most one refusal in a pass.
 REFUSED_PER_MEMBER_MAX = 2 * SELECTION_PASSES_MAX
-PENDING_PER_MEMBER_MAX = 256  # a quarter of a block: a flood from one member must not keep out the others' transactions
-PENDING_BYTES_PER_MEMBER_MAX = 4 << 20  # 16 of the largest transactions, or 256 of 16 kB
-PENDING_BYTES_MAX = 128 << 20  # transactions of all members: thirty whole quotas must not fill a small machine
-PENDING_STRANGERS_MAX = 64  # transactions of all strangers; they displace none, or peers would relay floods without end
-DROPPED_MAX = TRANSACTIONS_PENDING_MAX  # digests of the transactions that were dropped last: the capacity of one pool
-LINGER_SECONDS = 0.4  # delay of a transaction that waits for others; see `ledger.core.module.Module.lingers`
+# Waiting transactions of one member, a quarter of a block: a flood from one member must not displace other members.
+PENDING_PER_MEMBER_MAX = 256
+PENDING_BYTES_PER_MEMBER_MAX = 4 << 20  # bytes of one member's waiting transactions: 16 of the largest, or 256 of 16 kB
+# Bytes of all waiting transactions: thirty members at their quota would otherwise fill a small machine.
+PENDING_BYTES_MAX = 128 << 20
+# Waiting transactions of all strangers together: a new one displaces none, or peers would relay floods without end.
+PENDING_STRANGERS_MAX = 64
+# Number of remembered digests of transactions that were dropped last: the capacity of one mempool.
+DROPPED_MAX = TRANSACTIONS_PENDING_MAX
+# Seconds for which a transaction waits for others before it needs a block (`ledger.core.module.Module.lingers`).
+LINGER_SECONDS = 0.4
 
-assert TRANSACTION_BYTES_MAX + 1_024 < TRANSACTIONS_BYTES_MAX  # any transaction fits, so that `has_work` need not check sizes
+# Any transaction fits into a block, so `has_work` need not check sizes.
+assert TRANSACTION_BYTES_MAX + 1_024 < TRANSACTIONS_BYTES_MAX
 
 
 def transaction_digest(signed: Signed) -> bytes:
@@ -47,7 +55,7 @@ def transaction_digest(signed: Signed) -> bytes:
 
 
 def signed_digest(signed: Signed) -> bytes:
-    """Return the digest that names a signed message in compact bodies. It covers the signature, as the hash of the body does."""
+    """Return the digest that names a signed message in compact bodies. Like the hash of the body, it depends on the signature."""
     return hashlib.sha256(codec.encode(signed)).digest()
 
 
@@ -56,9 +64,9 @@ class PendingTransaction:
     digest: bytes
     nonce: int
     expires: int
-    added_height: int  # last applied height at its arrival
+    added_height: int  # last applied height when the transaction arrived
     signed: Signed
-    number: int  # index of its arrival, counted from 0
+    number: int  # number of transactions that arrived before this one
     traits: TransactionTraits
 
     @property
@@ -67,20 +75,23 @@ class PendingTransaction:
 
 
 class TransactionSelection:
-    """The transactions of one block during their selection. Each applies to the state after the earlier ones."""
+    """The transactions of one block during their selection. Each one is applied to the state after those chosen before it."""
 
     def __init__(self, rules: LedgerRules, state: LedgerState, size_max: int, count_max: int) -> None:
         self._rules, self._state = rules, state
         self._room, self._count_max, self._cost_left = size_max, count_max, COST_PER_BLOCK_MAX
         self.chosen: list[Signed] = []
-        self.refused: Counter[bytes] = Counter()  # signer -> number of refusals
+        self.refused: Counter[bytes] = Counter()  # signer -> number of its refused transactions
 
     @property
     def is_full(self) -> bool:
         return len(self.chosen) >= self._count_max
 
     def add_unbounded(self, signed: Signed) -> None:
-        """Add a transaction of a proposed block without checking the bounds. Raises `Refused` or `RemoteProtocolError`."""
+        """Add a transaction of a proposed block without checking size, number or cost.
+
+        Raises `Refused` or `RemoteProtocolError`.
+        """
         self._state = self._rules.apply_transaction(self._state, signed)
         self._add(signed, self._rules.transaction_traits(signed.signer, self._rules.open_transaction(signed)).cost)
 
@@ -88,7 +99,7 @@ class TransactionSelection:
         """Add the transaction if it fits and applies now. Return whether it was added."""
         member = self._state.members.members.get(entry.signed.signer)
         if entry.nonce != (member.nonce if member else 0) + 1:
-            return False  # this cheap check comes first: a flood of such transactions must not slow down every vote
+            return False  # checked first because it is cheap: a flood of wrong nonces must not slow down every vote
         if self.is_full or entry.size > self._room or entry.traits.cost > self._cost_left:
             return False
         try:
@@ -106,7 +117,7 @@ class TransactionSelection:
 
 
 class Mempool:
-    """Transactions that could still be decided. `height` is the last applied one."""
+    """The undecided transactions at one peer. `height` is the last applied height."""
 
     def __init__(
         self,
@@ -114,19 +125,20 @@ class Mempool:
         traits: Callable[[bytes, Transaction], TransactionTraits] = lambda author, transaction: TransactionTraits(),
     ) -> None:
         self.height = height
-        self._traits = traits  # `LedgerRules.transaction_traits`
-        self.version = 0  # changes when a transaction is added or dropped, or when its delay ends
-        self.count = 0  # number of transactions that were ever added
+        self._traits = traits  # function that returns a transaction's traits: `LedgerRules.transaction_traits`
+        self.version = 0  # number that grows when a transaction is added or dropped, or its delay ends
+        self.count = 0  # number of transactions that were ever added, which numbers the next one
         self._waiting: dict[bytes, PendingTransaction] = {}
-        self._by_signed: dict[bytes, bytes] = {}  # `signed_digest` -> key of `_waiting`
-        self._strangers: set[bytes] = set()  # keys of `_waiting`
-        self._count: Counter[bytes] = Counter()  # signer -> number of transactions
+        self._by_signed: dict[bytes, bytes] = {}  # `signed_digest` of a transaction -> its key in `_waiting`
+        self._strangers: set[bytes] = set()  # strangers' transactions, by their keys in `_waiting`
+        self._count: Counter[bytes] = Counter()  # signer -> number of its waiting transactions
         self._bytes: Counter[bytes] = Counter()
         self._bytes_of_all = 0
-        self._lingering: dict[bytes, float | None] = {}  # keys of `_waiting` -> end of the delay; None: not set yet
-        self._overflowed: set[bytes] = set()  # signers that exceeded their quota since the last block
-        self._dropped: dict[bytes, None] = {}  # the keys that were dropped last
-        self._tried = -1  # number of the last transaction that `prune_transactions` tried
+        # Keys in `_waiting` of transactions that linger -> end of the delay; None: not set yet.
+        self._lingering: dict[bytes, float | None] = {}
+        self._overflowed: set[bytes] = set()  # signers that have exceeded their quota since the last block
+        self._dropped: dict[bytes, None] = {}  # digests of the transactions that were dropped last, as an ordered set
+        self._tried = -1  # `number` of the last transaction that `prune_transactions` tried to apply
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -135,7 +147,7 @@ class Mempool:
         return iter([waiting.signed for waiting in self._waiting.values()])
 
     def can_wait(self, running: Set[bytes]) -> bool:
-        """Return whether each transaction lingers or waits for a round of a running job, so that none needs a block now."""
+        """Return whether every transaction lingers or waits for a round of a job in `running`, so that none needs a block now."""
         return all(entry.traits.awaited_job in running or key in self._lingering for key, entry in self._waiting.items())
 
     def release_lingering(self, now: float) -> float | None:
@@ -157,11 +169,17 @@ class Mempool:
         return None if key is None else self._waiting[key].signed
 
     def was_dropped(self, signed: Signed) -> bool:
-        """Return whether this pool dropped it recently. Peers relay a transaction on arrival, even if it is refused later."""
+        """Return whether this pool dropped the transaction recently.
+
+        Peers relay a transaction on arrival, even if it is refused later.
+        """
         return transaction_digest(signed) in self._dropped
 
     def page_of_transactions(self, start: int, end: int, size_max: int, count_max: int) -> tuple[list[Signed], int]:
-        """Return the transactions numbered from `start` on, and where the next page begins. The last page returns `end`."""
+        """Return a page of the transactions numbered from `start` to before `end`, and the number at which the next page begins.
+
+        For the last page, this number is `end`.
+        """
         found: list[Signed] = []
         for entry in self._waiting.values():
             if not start <= entry.number < end:
@@ -182,9 +200,10 @@ class Mempool:
 
         A member's transaction in excess is relayed all the same.
         """
-        # By these rules the same transactions stay, in any order of arrival between two blocks. If the smallest nonces stayed
-        # instead, peers would relay a flood in descending order without end. Two peers may still differ around a block, which
-        # makes room for a transaction that was in excess before it: `peer.node` sends a leader the transactions that it lacks.
+        # By these rules, the order of arrival between two blocks does not determine which transactions stay. If the
+        # transactions with the smallest nonces stayed instead, peers would relay a flood in descending order without end. Two
+        # peers may still differ around a block, which makes room for a transaction that was in excess before it: `peer.node`
+        # sends a leader the transactions that it lacks.
         digest = transaction_digest(signed)
         if digest in self._waiting or signed.signer in self._overflowed:
             return False
@@ -209,7 +228,7 @@ class Mempool:
         return True
 
     def quota_share(self, signer: bytes) -> float:
-        """Return the signer's use of a member's quota: 1 is all of it."""
+        """Return the share of a member's quota that this signer uses: 1 is the whole quota."""
         return max(self._count[signer] / PENDING_PER_MEMBER_MAX, self._bytes[signer] / PENDING_BYTES_PER_MEMBER_MAX)
 
     def _overflow(self, signer: bytes) -> None:
@@ -240,7 +259,7 @@ class Mempool:
         count_max: int = TRANSACTIONS_PER_BLOCK_MAX,
         first: Set[bytes] = frozenset(),
     ) -> tuple[Signed, ...]:
-        """Return transactions for the next block, in an order in which all apply. Those in `first` come before the others.
+        """Return transactions for the next block, in an order in which all apply. Transactions in `first` come first.
 
         A transaction of `first` is omitted only if it does not fit, or does not apply, after all the chosen ones.
         """
@@ -257,8 +276,9 @@ class Mempool:
         return tuple(selection.chosen)
 
     def overdue_transactions(self, rules: LedgerRules, state: LedgerState) -> tuple[bytes, ...]:
-        """Return digests, ascending, of the oldest valid transactions that came before the last block was proposed.
-        All tries together cost at most as much as a block. An entry that exceeds the remaining cost is skipped.
+        """Return the digests, ascending, of the oldest valid transactions that arrived before the last block was proposed.
+
+        Trying the transactions costs at most as much as one block. A transaction that exceeds the remaining cost is skipped.
         """
         old = [
             entry
@@ -280,7 +300,8 @@ class Mempool:
     def prune_transactions(self, rules: LedgerRules, state: LedgerState) -> list[tuple[Signed, str]]:
         """Drop decided, expired and refused transactions, and return each with the reason. Transactions with later nonces stay.
 
-        A refusal may follow costly work. Each call does at most the work of one block, and the next call continues there.
+        Finding that a transaction is refused may be costly. One call does at most the work of one block, and the next call
+        continues with the transactions after these.
         """
         self._overflowed.clear()
         gone: list[tuple[Signed, str]] = []
@@ -290,7 +311,7 @@ class Mempool:
             if nonces_ahead == 0:
                 next_ones.append(entry)
             elif nonces_ahead < 0:
-                self._drop(rules, state, entry, gone)  # refused at little cost, by the check of its author, nonce or expiry
+                self._drop(rules, state, entry, gone)  # author, nonce or expiry is wrong, so the refusal costs little
         cost_left = COST_PER_BLOCK_MAX
         for place, entry in enumerate(sorted(next_ones, key=lambda entry: (entry.number <= self._tried, entry.number))):
             cost_left -= entry.traits.cost
@@ -303,7 +324,7 @@ class Mempool:
         return gone
 
     def _drop(self, rules: LedgerRules, state: LedgerState, entry: PendingTransaction, gone: list[tuple[Signed, str]]) -> None:
-        """Drop a transaction if it is refused now."""
+        """Drop a transaction if the state refuses it now. Append a dropped transaction to `gone` with the reason."""
         try:
             rules.apply_transaction(state, entry.signed)
         except (Refused, RemoteProtocolError) as error:
@@ -313,9 +334,10 @@ class Mempool:
 
 
 def _nonces_ahead(entry: PendingTransaction, state: LedgerState) -> int:
-    """Return the number of its author's transactions that come before it. Below 0: its author, nonce or expiry refuses it.
+    """Return the number of nonces between the author's next nonce and this transaction's nonce.
 
-    At 0, its module may still refuse it, after costly work.
+    Below 0: the transaction is refused because of its author, nonce or expiry. At 0, its module may still refuse it, after
+    costly work.
     """
     author, members = entry.signed.signer, state.members
     member = members.members.get(author)
@@ -327,31 +349,36 @@ def _nonces_ahead(entry: PendingTransaction, state: LedgerState) -> int:
 def _take_all(
     selection: TransactionSelection, waiting: Iterable[PendingTransaction], refused_max: float = math.inf
 ) -> list[PendingTransaction]:
-    """Add all transactions that fit and apply, and return the others. Signers with `refused_max` refusals are skipped."""
+    """Add all transactions that fit and apply, and return the others.
+
+    A signer's transactions are skipped once `refused_max` of them were refused.
+    """
     return [entry for entry in waiting if selection.refused[entry.signed.signer] >= refused_max or not selection.try_add(entry)]
 
 
 # Inclusion lists -----------------------------------------------------------------------------------------------------
 
-# Block k must carry each transaction that f+1 voters have listed without interruption since a list of height k−2 or below.
+# Number of heights between voters' lists and the block that must carry the listed transactions. Block k must carry each
+# transaction that f+1 voters have named in all their lists since height k−2 or earlier.
 #
 # - An honest leader that holds the lists and the transaction puts it first. `Mempool.select_transactions` omits none that would
 #   apply after the chosen ones, and the check of a block requires the same.
 # - An honest leader without the lists holds the transaction nevertheless. One of the f+1 voters is honest. Its list of k−2
 #   implies that it held the transaction before block k−2 could be proposed, and it relayed the transaction at once. Blocks k−2
 #   and k−1 took three message delays each since, so the transaction was sent six delays before the leader proposes k.
-# - If that message is still on its way, or the leader's pool dropped the transaction, one view fails. The honest one of the f+1
-#   voters holds the transaction and leads in its turn.
-# - A lag of one would leave no time: voters send lists of k−1 when they apply k−1, just when the leader proposes k.
+# - If that message is still on its way, or the leader's pool dropped the transaction, one view fails. The honest voter among the
+#   f+1 holds the transaction and leads in its turn.
+# - A lag of one height would leave no time: voters send lists of k−1 when they apply k−1, just when the leader proposes k.
 INCLUSION_LAG_HEIGHTS = 2
-# Voters repeat lists at every height. An older list may be out of date.
+# Number of heights for which a voter's list counts. Voters repeat their lists at every height, so an older list may be out of
+# date.
 INCLUSION_LIST_HEIGHTS_MAX = 8
 
 
 class InclusionListSet:
     def __init__(self) -> None:
-        # By voter: the height of its latest list, and for each transaction the first height of its uninterrupted lists that name
-        # it.
+        # Voter -> height of its latest list, and for each transaction in that list the first height from which all its lists
+        # name the transaction.
         self._by_voter: dict[bytes, tuple[int, dict[bytes, int]]] = {}
 
     def add_list(self, voter: bytes, notice: InclusionList) -> bool:
@@ -373,7 +400,10 @@ class InclusionListSet:
         }
 
     def transactions_due(self, voters: tuple[bytes, ...], height: int) -> frozenset[bytes]:
-        """Return the digests of the transactions that the block at `height` must carry. `voters` decide that block."""
+        """Return the digests of the transactions that the block at `height` must carry.
+
+        `voters` are the voters of that height.
+        """
         names = Counter(
             digest
             for _, noticed in self._by_voter.values()

@@ -1,8 +1,9 @@
-"""Classification of exceptions in a module's code: deterministic ones occur at all peers, the others have local causes.
+"""Classification of exceptions in a module's code: deterministic exceptions occur at all peers, and other exceptions have local
+causes.
 
-Modules are pure. If their input alone causes an exception, it is raised at every peer, and the block is applied without the step
-that raised it. Any other exception has a cause on this machine: a full disk, too little memory, a deep stack, a damaged row.
-Peers without that cause apply the step, so this peer stops rather than continue with another state.
+Modules are pure. If their input alone causes an exception, it is raised at every peer, and the block is applied without the
+step that raised it. Any other exception has a cause on this machine: a full disk, too little memory, a deep stack, a damaged
+row. Peers without that cause apply the step, so this peer stops rather than continue with another state.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import NamedTuple
 from ledger.core.module import Refused
 from protocol.errors import LocalProtocolError, RemoteProtocolError, UserError
 
-# RuntimeError is not in the list: a RecursionError depends on the caller's stack, and others depend on threads. ImportError is
-# not in the list either, because it depends on the installation.
+# RuntimeError is not in the list: a RecursionError depends on the caller's stack, and other subclasses depend on threads.
+# ImportError is not in the list either, because it depends on the installation.
 DETERMINISTIC_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -31,11 +32,11 @@ DETERMINISTIC_ERRORS = (
     LocalProtocolError,
     RemoteProtocolError,
 )
-LOCAL_ERRORS = (OSError, MemoryError, RecursionError, UserError)  # a StorageError is a UserError
+LOCAL_ERRORS = (OSError, MemoryError, RecursionError, UserError)  # exceptions with local causes; a StorageError is a UserError
 
 
 class ModuleFailure(NamedTuple):
-    """A step of a module that raised an exception and therefore had no effect."""
+    """Description of a module's step that raised an exception and therefore had no effect."""
 
     module: str
     step: str
@@ -46,7 +47,10 @@ class ModuleFailure(NamedTuple):
 
 
 def is_deterministic(error: Exception) -> bool:
-    """Return whether every peer raises this exception. One raised during the handling of a local error does not count."""
+    """Return whether every peer raises this exception.
+
+    An exception raised during the handling of a local error does not count as deterministic.
+    """
     return isinstance(error, DETERMINISTIC_ERRORS) and not any(isinstance(cause, LOCAL_ERRORS) for cause in _causes(error))
 
 

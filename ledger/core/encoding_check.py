@@ -14,12 +14,12 @@ from ledger.tables import Table, table_fields
 from protocol.codec import decode, encode
 from protocol.errors import RemoteProtocolError
 
-SIZE_MAX = 512 << 20  # maximum size of one part; a store accepts the same size for a whole module
-ABSENT: Final = object()  # None is not used, because a faulty step may return it
+SIZE_MAX = 512 << 20  # maximum bytes of an encoded part of a state; a store accepts the same size for a whole module
+ABSENT: Final = object()  # marker of a missing old value: None is unsuitable, because a faulty step may return it
 
 
 def check_encodable(of: Any, new: Any, old: Any) -> None:
-    """Raise a deterministic error (`ledger.core.deterministic_failures`) if `new` cannot be encoded as the type `of`.
+    """Raise a deterministic error (`ledger.core.deterministic_failures`) if the state `new` cannot be encoded as the type `of`.
 
     The caller guarantees that `old` can. Parts that are the same objects in both states are skipped if both have this type.
     """

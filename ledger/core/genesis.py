@@ -13,12 +13,12 @@ from protocol.limits import VOTERS_MAX
 from protocol.messages import Name
 from protocol.name_validation import check_name
 
-TRAINER = "trainer"  # computes updates; if it also votes, it re-executes those of other trainers
-# A lightweight voter has no role beside its vote. Features define the other roles. The ledger also keeps roles that this program
-# does not know and checks only their spelling, so that old and new programs compute the same state.
-ROLES_MAX = 8  # roles of one member; a feature has one or two
+TRAINER = "trainer"  # role of a member that computes updates and, if it also votes, re-executes updates of other trainers
+# The roles of features are defined in the features, and a lightweight voter has no role. The ledger also accepts unknown roles
+# and checks only their spelling, so that old and new programs compute the same state.
+ROLES_MAX = 8  # roles of one member: each feature defines one or two
 
-Roles = Annotated[tuple[Name, ...], Length(0, ROLES_MAX)]  # ascending, each once
+Roles = Annotated[tuple[Name, ...], Length(0, ROLES_MAX)]  # ascending, without duplicates
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,27 +27,28 @@ class Founder:
     roles: Roles
 
 
-MODULES_MAX = 32  # modules of one network; each is a leaf under every state root
+MODULES_MAX = 32  # modules of one network: each adds a leaf to the tree under every state root
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleVersion:
-    """A module of a network and the version of it that the network runs."""
+    """The name of a module, and the version of the module that the network runs."""
 
     name: Name
     version: Annotated[int, Between(1, 2**31)]
 
 
-ModuleVersions = Annotated[tuple[ModuleVersion, ...], Length(0, MODULES_MAX)]  # in their order inside a block, each name once
+# Versions in the order in which modules act in a block, each name once.
+ModuleVersions = Annotated[tuple[ModuleVersion, ...], Length(0, MODULES_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
 class Genesis:
     network: Name
     created_ms: Count
-    salt: Annotated[bytes, Length(16, 16)]  # distinguishes networks with one name and time
-    founders: Annotated[dict[Key, Founder], Length(1, VOTERS_MAX)]  # the first voters
-    modules: ModuleVersions  # modules of the first block
+    salt: Annotated[bytes, Length(16, 16)]  # distinguishes networks with the same name and time
+    founders: Annotated[dict[Key, Founder], Length(1, VOTERS_MAX)]  # first voters of the network, by their keys
+    modules: ModuleVersions  # modules and versions of the first block
 
     @property
     def chain_id(self) -> bytes:

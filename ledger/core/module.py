@@ -30,7 +30,7 @@ F = TypeVar("F")
 
 
 class Refused(FolkmootError):
-    """The reason why a transaction cannot be decided now. The text is for people."""
+    """The reason why a transaction cannot be decided in this state. The text is for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,15 @@ class DecodedTransaction:
     """A transaction while it is applied. Its signature and its nonce have been checked, and its content is decoded."""
 
     author: bytes
-    content: Any  # a value of the type in `Module.contents` for this kind
+    content: Any  # content of the transaction, of the type in `Module.contents` for its kind
     transaction: Transaction
 
 
 class EmbeddedStatement(NamedTuple):
-    """A record within a transaction that is signed with another key than the transaction's."""
+    """A record within a transaction that another key than the author's has signed."""
 
     signer: bytes
-    message: Any  # a message, whose type has a TAG
+    message: Any  # signed message, of a type with a TAG
     signature: bytes
 
 
@@ -56,10 +56,10 @@ class BlockContext:
 
     chain_id: bytes
     height: int
-    time_ms: int  # the parent block's time: the network's clock, which only blocks advance
+    time_ms: int  # time of the parent block: the clock of the network, which only blocks advance
     verifier: Verifier
-    certified_roots: Mapping[int, bytes]  # state roots of recent heights, which blocks name
-    facts: tuple[Any, ...] = ()  # facts of this block so far, in order
+    certified_roots: Mapping[int, bytes]  # height -> state root, for recent heights whose roots blocks name
+    facts: tuple[Any, ...] = ()  # facts that modules have stated in this block so far, in order
 
     def facts_of(self, kind: type[F]) -> tuple[F, ...]:
         return tuple(fact for fact in self.facts if isinstance(fact, kind))
@@ -73,18 +73,19 @@ class StateReader(Protocol):
 
 
 class StateChange(NamedTuple):
-    """The result of one step of a block for one module: its new state, and its facts for the other modules."""
+    """The result of one step of a block for one module: its new state, and the facts that it states for other modules."""
 
     state: Any
     facts: tuple[Any, ...] = ()
 
 
 class BlobReplacement(NamedTuple):
-    """An instruction to replace a blob: a peer that holds the old blob makes the new one from it and deletes the old one."""
+    """An instruction to replace a blob: a peer that has the old blob makes the new one from it, and then deletes the old one."""
 
     old: bytes
-    size_max: int  # size of the old blob; a larger blob is a different one and stays
-    make: Callable[[bytes], bytes | None]  # maps the old bytes to the new ones; None: the bytes are a different blob, which stays
+    size_max: int  # maximum size of the old blob in bytes; a larger blob is another blob, which stays
+    # Makes the new bytes from the old ones; None: these bytes are another blob, which stays.
+    make: Callable[[bytes], bytes | None]
 
 
 class Module(Generic[S]):
@@ -92,18 +93,18 @@ class Module(Generic[S]):
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
-    contents: ClassVar[Mapping[str, type]]  # transaction kind -> type of its content
-    # Transaction kind -> cost of `apply_transaction` in a large state, in signature checks of 0.12 ms. `benchmarks.block_costs`
-    # measures it.
+    contents: ClassVar[Mapping[str, type]]  # kind of transaction -> type of its content
+    # Kind of transaction -> cost of `apply_transaction` in a large state. The unit is one signature check of 0.12 ms.
+    # `benchmarks.block_costs` measures the costs.
     costs: ClassVar[Mapping[str, int]] = {}
-    state_type: type[S]  # a frozen codec dataclass
+    state_type: type[S]  # type of the module's state, which is a frozen codec dataclass
 
     def genesis_state(self, genesis: Genesis) -> S:
-        """Return the state before the first block. By default it is an empty one."""
+        """Return the state before the first block. By default, this is a state without entries."""
         return self.state_type()
 
     def upgrade_state(self, old: Any, version: int) -> S:
-        """Return this version's state, converted from that of an earlier version."""
+        """Return this version's state, converted from the state of an earlier version of the module."""
         raise NotImplementedError(f"no upgrade of {self.name} from version {version} to {self.version}")
 
     def transaction_cost(self, kind: str, content: Any) -> int:
@@ -111,15 +112,21 @@ class Module(Generic[S]):
         return self.costs.get(kind, 0)
 
     def embedded_statements(self, author: bytes, content: Any) -> Sequence[EmbeddedStatement]:
-        """Return the signed statements within a transaction. One false signature makes the transaction invalid in every state."""
+        """Return the signed records within a transaction. One false signature makes the transaction invalid in every state."""
         return ()
 
     def apply_transaction(self, state: S, said: DecodedTransaction, view: StateReader, context: BlockContext) -> StateChange:
-        """Return the change. Raises `Refused` or `RemoteProtocolError` if this transaction cannot be decided now."""
+        """Return the change of the state by one transaction.
+
+        Raises `Refused` or `RemoteProtocolError` if this transaction cannot be decided now.
+        """
         raise NotImplementedError
 
     def follow_key_rotations(self, state: S, current: Callable[[bytes], bytes]) -> S:
-        """Return the state with its tables of members under their present keys. `current` maps a key to the present one."""
+        """Return the state with its tables of members under their present keys.
+
+        `current` maps each key of a member to its present key.
+        """
         return state
 
     def settle_block(self, state: S, view: StateReader, context: BlockContext) -> StateChange:
@@ -129,17 +136,17 @@ class Module(Generic[S]):
         return StateChange(state)
 
     def awaited_job(self, content: Any) -> bytes | None:
-        """Return the job whose next round certificate is soon enough for a transaction of this content; None: there is none."""
+        """Return the job for whose next round certificate a transaction of this content can wait; None: it needs a block now."""
         return None
 
     def lingers(self, content: Any) -> bool:
-        """Return whether a transaction of this content waits briefly for others before it causes a block."""
+        """Return whether a transaction of this content waits briefly for other transactions before it needs a block."""
         return False
 
     def pinned_blobs(self, state: S) -> Mapping[bytes, int]:
-        """Return digest -> maximum size in bytes of all blobs that every peer fetches and keeps. They are never unpinned."""
+        """Return digest -> maximum size in bytes, for all blobs that every peer fetches and keeps for ever."""
         return {}
 
     def replaced_blobs(self, state: S, since: int) -> Sequence[BlobReplacement]:
-        """Return the blob replacements in order, without the first `since` of them."""
+        """Return all blob replacements in order, except the first `since` ones."""
         return ()

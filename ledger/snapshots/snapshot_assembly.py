@@ -1,4 +1,4 @@
-"""A snapshot that arrives in parts. Each part is checked on arrival, so that a false one identifies its sender. Sans-IO.
+"""Assembly of a snapshot from parts. Each part is checked on arrival, so that a false part identifies its sender. Sans-IO.
 
 Each part is checked against an earlier one:
 
@@ -37,7 +37,8 @@ from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import BLOCK_BYTES_MAX, HEADER_BYTES_MAX, MODEL_MANIFEST_BYTES_MAX
 from protocol.messages import SnapshotContent
 
-# Three times the size of full tables of members and jobs. A faulty peer can fill this much memory, once.
+# Maximum bytes of a module in a snapshot: three times the size of full tables of members and jobs. A faulty peer can fill this
+# much memory once.
 SNAPSHOT_MODULE_BYTES_MAX: Final = 64 << 20
 
 Headers = Annotated[tuple[Annotated[bytes, Length(1, HEADER_BYTES_MAX)], ...], Length(1, CERTIFIED_ROOTS_KEPT)]
@@ -45,7 +46,7 @@ Headers = Annotated[tuple[Annotated[bytes, Length(1, HEADER_BYTES_MAX)], ...], L
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPartKey:
-    """The key of a request: a part, or an item that one sender sends in pieces."""
+    """The key of a request to a peer: one part of a snapshot, or an item that the peer sends in pieces."""
 
     content: SnapshotContent
     name: bytes = b""
@@ -65,11 +66,14 @@ _SIZES_MAX = {
 
 @dataclass(frozen=True, slots=True)
 class RestoredSnapshot:
-    """A complete, verified snapshot. Install the models first: they are unused until the ledger is installed."""
+    """A complete, verified snapshot.
 
-    decisions: tuple[DecidedBlock, ...]  # decisions of H − 1, H and H + 1, for a state at height H
+    The models must be installed first, because no code uses them before the ledger is installed.
+    """
+
+    decisions: tuple[DecidedBlock, ...]  # decided blocks of H − 1, H and H + 1, for a state at height H
     state: LedgerState
-    headers: tuple[bytes, ...]  # headers of earlier heights, descending; peers that restore from this peer need them
+    headers: tuple[bytes, ...]  # headers of earlier heights, descending, for peers that later request a snapshot from this peer
     models: tuple[ModelReceiver, ...]
 
     @property
@@ -77,7 +81,10 @@ class RestoredSnapshot:
         return self.state.height
 
     def is_overtaken(self, applied: int, repairs: bool) -> bool:
-        """Return whether single blocks were faster, up to height `applied`. A snapshot that repairs a state is always needed."""
+        """Return whether single blocks were faster: this peer has already applied the snapshot's height.
+
+        A snapshot that `repairs` a wrong state is always needed.
+        """
         return self.height <= applied and not repairs
 
     def install_models(self) -> None:
@@ -86,13 +93,16 @@ class RestoredSnapshot:
 
 
 class SnapshotAssembly:
-    """A snapshot while it is downloaded. `missing` holds the keys that can be requested now. It grows as parts name others."""
+    """A snapshot while it is downloaded.
+
+    `missing` holds the keys that can be requested now. The set grows when an arriving part names further parts.
+    """
 
     def __init__(
         self, rules: LedgerRules, models: ModelStore, tip: tuple[VerifiedHeader, ...], digests: Mapping[str, bytes]
     ) -> None:
-        # The state root binds names, number and digests. Without this check, honest peers would receive requests for nonexistent
-        # parts.
+        # The state root binds the names, number and digests of modules. Without this check, this peer would request nonexistent
+        # parts from honest peers.
         if state_root_over(digests) != tip[-1].header.state_root:
             raise RemoteProtocolError("bad-offer", f"the modules do not match the state root after height {tip[1].header.height}")
         self.tip = tip
@@ -102,11 +112,11 @@ class SnapshotAssembly:
         self._modules: dict[str, bytes] = {}
         self._headers: list[bytes] = []
         self._roots = {proven.header.height - 1: proven.header.state_root for proven in tip[:2]}
-        self._parent = tip[0].header.parent  # digest of the next missing header
+        self._parent = tip[0].header.parent  # digest of the next missing header, in descending order of heights
         self._state: LedgerState | None = None
         self._roots_of_models: dict[tuple[bytes, int], bytes] = {}
-        self._incoming: dict[bytes, ModelReceiver] = {}  # name of the model -> receiver
-        self._rows: dict[str, TableAssembly] = {}  # table -> its rows so far
+        self._incoming: dict[bytes, ModelReceiver] = {}  # name of a model in requests -> receiver of its parts
+        self._rows: dict[str, TableAssembly] = {}  # table -> its rows that have arrived
         self.missing: dict[SnapshotPartKey, None] = {
             SnapshotPartKey(SnapshotContent.BLOCK, proven.digest): None for proven in tip
         }
@@ -115,11 +125,11 @@ class SnapshotAssembly:
 
     @property
     def snapshot_id(self) -> bytes:
-        """Identifier of the snapshot. Two snapshots of one height are the same if it is equal."""
+        """Identifier of the snapshot: two snapshots of one height are equal if their identifiers are."""
         return self.tip[-1].digest
 
     def size_max(self, key: SnapshotPartKey) -> int:
-        """Return the maximum size in bytes of an item that arrives in pieces."""
+        """Return the maximum size in bytes of the item with this key, which arrives in pieces."""
         if key.content is not SnapshotContent.ROWS:
             return _SIZES_MAX[key.content]
         return self._rows[decode_range_name(key.name)[0]].root.part_bytes_max
@@ -157,11 +167,11 @@ class SnapshotAssembly:
                 self._state = self._rules.decode_state(encode(stored))
             except UnsupportedModuleVersion as error:
                 raise StorageError(str(error)) from None
-            except RemoteProtocolError as error:  # a quorum has certified these bytes
+            except RemoteProtocolError as error:  # a quorum has certified these bytes, so the sender is not at fault
                 problem = f"this program cannot read the state of the network ({error}): install a newer version"
                 raise StorageError(problem) from None
             self._want_rows(self._state)
-            # Models of running jobs are first, because no round needs those of finished jobs.
+            # Models of running jobs are first, because rounds do not need the models of finished jobs.
             running = self._state.jobs.running()
             self._roots_of_models = models_in_state(self._state)
             wanted_first = sorted(self._roots_of_models.items(), key=lambda item: (item[0][0] not in running, item[0]))
@@ -180,7 +190,10 @@ class SnapshotAssembly:
 
     @property
     def _oldest_header(self) -> int:
-        """Lowest height whose header is needed. The state keeps that many roots, one of which a candidate voter must show."""
+        """Lowest height whose header is needed.
+
+        A state has the state roots of these heights, and a candidate voter must name one of them.
+        """
         return max(1, self.height - CERTIFIED_ROOTS_KEPT + 1)
 
     def _take_headers(self, first: int, data: bytes) -> None:
@@ -191,7 +204,7 @@ class SnapshotAssembly:
                 raise RemoteProtocolError("bad-part", f"the header of height {height} is not the one that its child names")
             decoded = decode_header(header)
             parent, roots[height - 1] = decoded.parent, decoded.state_root
-        # State changes only after all headers are verified, so that another sender can supply the same part.
+        # The assembly changes only after all headers are verified, so that another sender can still supply this part.
         self._parent = parent
         self._roots |= roots
         self._headers += headers

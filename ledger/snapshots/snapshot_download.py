@@ -1,8 +1,8 @@
 """The download of a snapshot from several peers at once: assignment of requests, timeouts and retries. Sans-IO.
 
-Each peer's offer is proven separately, so that a false offer does not affect the others. The best proven snapshot (`_choose`) is
-downloaded from all peers that offer it. A peer that contradicts the certificates is blamed and never asked again. A slow peer is
-only skipped for a time.
+Each peer's offer is proven separately, so that a false offer does not affect the others. The best proven snapshot (`_choose`)
+is downloaded from all peers that offer it. A peer that contradicts the certificates is reported as faulty and never asked
+again. A slow peer is not asked for a time.
 """
 
 from __future__ import annotations
@@ -23,18 +23,23 @@ from protocol.identity import Verifier
 from protocol.limits import SNAPSHOT_PART_BYTES_MAX
 from protocol.messages import GetSnapshot, GetSnapshotPart, LightBlock, NoSnapshot, SnapshotOffer, SnapshotPart
 
-SOURCES_MAX: Final = 8  # voters that are asked at once, and as many other peers; a further peer replaces one that fails
-REQUEST_WINDOW: Final = 4  # open requests to one peer: 4 MiB are in transit while one part is checked
-OFFER_SECONDS: Final = 1.0  # a peer without a proven snapshot by then makes room for another, because many may be silent
-OFFERS_SECONDS: Final = 0.3  # time for better offers after the first proven one
-OFFERS_SECONDS_MAX: Final = 5.0  # limit of OFFERS_SECONDS, which doubles after each stalled snapshot: its holders may be slow
-OFFER_RETRY_SECONDS: Final = 1.0  # retry of a peer that had no offer; the network has advanced meanwhile
-STALL_SECONDS: Final = 10.0  # timeout of a peer that sends nothing: 4 MiB take this long at 3 Mbit/s
-BACKOFF_SECONDS_MAX: Final = 120.0  # a peer that stalled or refused is not asked for a time, which doubles up to this
-SLOW_PART_SECONDS: Final = 5.0  # a part whose pieces are incomplete after this time is also requested from an idle peer
-HEDGE_SECONDS: Final = 1.0  # a part without data for this time is also requested from an idle peer
-SNAPSHOT_TIMEOUT_SECONDS: Final = 15.0  # after this time without a part, all holders rest and another snapshot is chosen
-OFFERLESS_SECONDS: Final = 10.0  # wait for a proven snapshot, before single blocks are downloaded
+# Voters that are asked for offers at once, and also the number of other peers; a peer that fails is replaced.
+SOURCES_MAX: Final = 8
+REQUEST_WINDOW: Final = 4  # open requests for parts to one peer: 4 MiB are in transit while one part is checked
+# Seconds after which a peer without a proven snapshot makes room for another peer, because many may be silent.
+OFFER_SECONDS: Final = 1.0
+OFFERS_SECONDS: Final = 0.3  # seconds to wait for better offers after the first proven one
+# Maximum of OFFERS_SECONDS, which doubles after each stalled snapshot, because its holders may be slow.
+OFFERS_SECONDS_MAX: Final = 5.0
+OFFER_RETRY_SECONDS: Final = 1.0  # seconds until a peer without an offer is asked again, when the network has advanced
+STALL_SECONDS: Final = 10.0  # seconds without data after which a peer has stalled: 4 MiB take this long at 3 Mbit/s
+# Maximum seconds without requests to a peer that stalled or refused; each failure doubles the time.
+BACKOFF_SECONDS_MAX: Final = 120.0
+SLOW_PART_SECONDS: Final = 5.0  # seconds after which a part with missing pieces is also requested from an idle peer
+HEDGE_SECONDS: Final = 1.0  # seconds without data for a part, after which an idle peer is asked for the part, too
+# Seconds without a complete part, after which another snapshot is chosen, from other peers if possible.
+SNAPSHOT_TIMEOUT_SECONDS: Final = 15.0
+OFFERLESS_SECONDS: Final = 10.0  # seconds to wait for a proven snapshot before single blocks are downloaded
 
 SnapshotRequest = GetSnapshot | GetSnapshotPart
 SnapshotAnswer = SnapshotOffer | NoSnapshot | SnapshotPart
@@ -42,7 +47,7 @@ SnapshotAnswer = SnapshotOffer | NoSnapshot | SnapshotPart
 
 @dataclass(slots=True)
 class DownloadStep:
-    """Requests to send, and peers to drop."""
+    """The result of one event of a download: requests to send, and faults of peers."""
 
     sends: list[tuple[bytes, SnapshotRequest]] = field(default_factory=list)
     faults: list[PeerFault] = field(default_factory=list)
@@ -50,7 +55,7 @@ class DownloadStep:
 
 @dataclass(frozen=True, slots=True)
 class TrustBasis:
-    """Trusted data: the voters of the height after `height`, and a block that the proof must pass."""
+    """The trusted data of a download: the voters of the height after `height`, and a block through which the proof must lead."""
 
     chain_id: bytes
     verifier: Verifier
@@ -65,9 +70,10 @@ class TrustBasis:
 def make_trust_basis(
     rules: LedgerRules, state: LedgerState | None, last: DecidedBlock | None, invited: TrustedBlock | None
 ) -> TrustBasis:
-    """Return the trust basis of a peer. It trusts the `last` block that it decided, and its applied `state` (None: it is wrong).
+    """Return the trust basis of a peer, which trusts the `last` block that it decided and its applied `state`.
 
-    If its invitation names a later block, it trusts neither of them: retired voters could have led it to a fork.
+    A `state` of None is wrong and not trusted. If the peer's invitation names a later block, the peer trusts only this block and
+    the genesis: retired voters could have led it to a fork.
     """
     if invited is not None and invited.height > (last.height if last else 0):
         return TrustBasis(rules.chain_id, rules.verifier, 0, rules.genesis.voters, invited)
@@ -78,72 +84,78 @@ def make_trust_basis(
 
 
 def request_order(peers: Iterable[bytes], voters: VoterSet, last: bytes) -> list[bytes]:
-    """Return the peers in the order of requests: voters first, since few of them are faulty, then round robin after `last`."""
+    """Return the peers in the order of requests: voters first, because few of them are faulty, then round robin after `last`."""
     return sorted(peers, key=lambda peer: (peer not in voters, peer <= last, peer))
 
 
 @dataclass(slots=True)
 class _PendingPart:
-    """An open request to one peer."""
+    """An open request for one part to one peer."""
 
-    asked: float  # time of the request, or of its last piece
-    begun: float  # time of the request
+    asked: float  # time of the last request for a piece of the part
+    begun: float  # time of the first request for the part
     pieces: list[bytes] = field(default_factory=list)
     pieces_asked: int = 1
 
     @property
     def hedge_at(self) -> float:
-        """Time from which an idle peer is asked for this part, too. It also bounds a part whose pieces arrive slowly."""
+        """Time from which an idle peer is also asked for this part.
+
+        The time is limited even if pieces of the part arrive slowly.
+        """
         return min(self.asked + HEDGE_SECONDS, self.begun + SLOW_PART_SECONDS)
 
 
 @dataclass(slots=True)
 class _SnapshotSource:
     path: LightClient
-    waits: bool = False  # whether the answer to GetSnapshot is awaited
-    since: float | None = None  # time of the first request for an offer that is not proven yet
-    again: float = 0.0  # time from which it may be asked for an offer
-    rested: float = 0.0  # time from which it may be asked for anything
-    stall: float = STALL_SECONDS  # duration of its next rest after a stall
-    # Duration of its next rest after it refuses a snapshot that it offered: it dropped the snapshot, or only pretends to hold it.
+    waits: bool = False  # whether this peer's answer to GetSnapshot is awaited
+    since: float | None = None  # time of the first request for an offer whose proof is not complete; None: no such request
+    again: float = 0.0  # time from which this peer may be asked for an offer
+    rested: float = 0.0  # time from which this peer may be asked for anything
+    stall: float = STALL_SECONDS  # seconds without requests after this peer's next stall
+    # Seconds without requests after this peer refuses a snapshot that it offered: it has dropped the snapshot, or never had it.
     refusal: float = OFFER_RETRY_SECONDS
     links: list[LightBlock] = field(default_factory=list)
-    tip: tuple[VerifiedHeader, ...] = ()  # proven headers of its offer
+    tip: tuple[VerifiedHeader, ...] = ()  # proven headers of the offered snapshot
     digests: dict[str, bytes] = field(default_factory=dict)
     pending: dict[SnapshotPartKey, _PendingPart] = field(default_factory=dict)
-    heard: float = 0.0  # time of its last message, or of a request while it was idle
+    heard: float = 0.0  # time of this peer's last message, or of a later request to it while it was idle
 
 
 class SnapshotDownload:
-    """One download. Call `add_peer` for each peer, then the method of each event, and `handle_tick` when `deadline` is reached.
+    """The download of one snapshot.
 
-    Every call returns the next steps. At the end `restored` is set, or `conflict` if the chain itself is forked.
+    Call `add_peer` for each peer, then the method of each event, and `handle_tick` when `deadline` is reached. Every call returns
+    the next steps. At the end `restored` is set, or `conflict` if the chain itself is forked.
     """
 
     def __init__(self, rules: LedgerRules, models: ModelStore, basis: TrustBasis, wanted: int = 0, now: float = 0.0) -> None:
         self.restored: RestoredSnapshot | None = None
-        self.conflict: str | None = None  # two certified blocks of one height: more than f voters' keys are compromised
+        # Text about two certified blocks of one height, which more than f voters have signed; None: there are none.
+        self.conflict: str | None = None
         self.asked_last = b""  # peer that was last asked for an offer
-        self.trusted_height = basis.height  # everything is proven from this height on
-        self.light_blocks: tuple[LightBlock, ...] = ()  # changes of the voter set from there to the chosen snapshot
+        self.trusted_height = basis.height  # height of the trusted basis, from which on everything is proven
+        # Links from the trusted basis to the chosen snapshot, one for each change of the voter set.
+        self.light_blocks: tuple[LightBlock, ...] = ()
         self._rules, self._models, self._basis = rules, models, basis
         self._wanted = max(wanted, SNAPSHOT_HEIGHT_MIN)
         self._sources: dict[bytes, _SnapshotSource] = {}
         self._liars: set[bytes] = set()
         self._assembly: SnapshotAssembly | None = None
-        self._voters = basis.voters  # the latest proven set
+        self._voters = basis.voters  # latest proven voter set
         self._voters_of = basis.height
         self._first_offer: float | None = None
         self._offers_seconds = OFFERS_SECONDS
-        # Times of the choice of the snapshot, of its last part, and of its last offer.
+        # Times when the snapshot was chosen, when its last part arrived, and when a peer last offered it.
         self._chosen = self._last_part = self._held = 0.0
         self._tips: dict[int, bytes] = {}  # height -> digest of the certified block after it
         self._step = DownloadStep()
-        self._now = self._sought = now  # `_sought`: start of the last search for a snapshot
+        self._now = self._sought = now  # time of the last event, and start of the last search for a snapshot
 
     @property
     def progress(self) -> tuple[int, int]:
-        """The height of the chosen snapshot or 0, and the number of missing parts."""
+        """Height of the chosen snapshot (0: none is chosen), and the number of its missing parts."""
         return (self._assembly.height, len(self._assembly.missing)) if self._assembly else (0, 0)
 
     def has_no_source(self, now: float) -> bool:
@@ -180,7 +192,7 @@ class SnapshotDownload:
                             source.rested = self._now + source.refusal
                             source.refusal = min(BACKOFF_SECONDS_MAX, 2 * source.refusal)
                         elif source.waits:
-                            # The answer may belong to a request for the snapshot that was abandoned meanwhile.
+                            # The answer may belong to a request for an earlier snapshot that was abandoned.
                             is_of_before = source.heard < self._sought
                             self._withdraw(source, self._now if is_of_before else self._now + OFFER_RETRY_SECONDS)
                     case SnapshotPart():
@@ -196,7 +208,10 @@ class SnapshotDownload:
         return self._finish(now)
 
     def _note(self, now: float) -> None:
-        """Record the time, and that the snapshot has holders. Must run before any change."""
+        """Record the time of an event, and whether a peer offers the chosen snapshot.
+
+        Must run before the event changes the sources.
+        """
         self._now = now
         if self._assembly is not None and self._holders:
             self._held = now
@@ -250,7 +265,7 @@ class SnapshotDownload:
         source.links += [link for link in offer.light_blocks if link.next_voters]
         source.heard, source.again = self._now, self._now
         if not offer.modules:
-            return  # the proof continues: the peer is asked at once for the links after these
+            return  # the proof continues: this peer is asked at once for further links
         tip = tuple(proven[-3:])
         if [of.header.height for of in tip] != [offer.height - 1, offer.height, offer.height + 1] or offer.height < self._wanted:
             raise RemoteProtocolError("bad-offer", f"the proof does not end around height {offer.height}")
@@ -258,7 +273,8 @@ class SnapshotDownload:
             raise RemoteProtocolError(
                 "foreign-chain", f"the proof ends before the trusted block of height {source.path.pending_trusted_height}"
             )
-        SnapshotAssembly(self._rules, self._models, tip, offer.modules)  # raises if the modules do not fit
+        # Called for its checks: raises if the module digests do not match the state root.
+        SnapshotAssembly(self._rules, self._models, tip, offer.modules)
         source.tip, source.digests = tip, offer.modules
         if self._tips.setdefault(offer.height, tip[-1].digest) != tip[-1].digest:
             self.conflict = f"two different blocks are certified at height {offer.height + 1}"
@@ -274,14 +290,14 @@ class SnapshotDownload:
         key = key if key.in_pieces else SnapshotPartKey(part.content, part.name, part.index)
         pending = source.pending.get(key)
         if pending is None or self._assembly is None or part.height != self._assembly.height:
-            return  # too late, after another peer was asked
+            return  # the piece is too late, because another peer was asked for the part
         source.heard = pending.asked = self._now
         if not key.in_pieces:
             del source.pending[key]
             self._finish_key(source, key, part.data)
         elif part.index == len(pending.pieces):
             pending.pieces.append(part.data)
-            # A single piece cannot be verified. It counts as progress only if more than f voters offer the snapshot.
+            # A single piece of a part cannot be verified. It counts as progress only if more than f voters offer the snapshot.
             if sum(peer in self._voters for peer in self._holders) > self._voters.faults_tolerated:
                 self._last_part = self._now
             size_max = self._assembly.size_max(key)
@@ -300,14 +316,17 @@ class SnapshotDownload:
 
     @property
     def _busy(self) -> Counter[bool]:
-        """Number of places that voters (True) and others (False) use. Separate places keep strangers from displacing voters."""
+        """Number of places for offers that voters (True) and other peers (False) take. Strangers thus cannot displace voters."""
         return Counter(peer in self._voters for peer, source in self._sources.items() if self._holds_place(source))
 
     def _holds_place(self, source: _SnapshotSource) -> bool:
         return bool(source.tip) or (source.since is not None and self._now < source.since + OFFER_SECONDS)
 
     def _ask_for_offers(self) -> None:
-        """Request offers, first from peers that waited longest. A proof that has begun continues even if all places are taken."""
+        """Request offers, first from the peers that waited longest.
+
+        A proof that has begun continues even if all places for offers are taken.
+        """
         busy = self._busy
         for peer, source in sorted(self._sources.items(), key=lambda item: item[1].again):
             if source.waits or source.tip or max(source.again, source.rested) > self._now:
@@ -322,7 +341,7 @@ class SnapshotDownload:
             self._step.sends.append((peer, GetSnapshot(source.path.height, source.path.pending_trusted_height, wanted)))
 
     def _choose(self) -> None:
-        """Choose a proven snapshot, after every peer had time to offer a better one.
+        """Choose a proven snapshot, after all peers had time to offer a better one.
 
         The order of preference:
 
@@ -337,7 +356,7 @@ class SnapshotDownload:
                 self._rest(source)
             self._assembly.discard_parts()
             for source in self._sources.values():
-                source.again = self._now  # the peer lacked the abandoned snapshot, but may have another
+                source.again = self._now  # the peer did not have the abandoned snapshot, but may have another one
             self._assembly, self._sought = None, self._now
             self._offers_seconds = min(OFFERS_SECONDS_MAX, 2 * self._offers_seconds)
             self._first_offer = self._now if any(source.tip for source in self._sources.values()) else None
@@ -359,7 +378,7 @@ class SnapshotDownload:
         self._chosen = self._last_part = self._held = self._now
         for source in offers:
             if source.tip[-1].digest != self._assembly.snapshot_id:
-                self._withdraw(source, self._now)  # the peer may hold the chosen snapshot, too
+                self._withdraw(source, self._now)  # the peer may also have the chosen snapshot
 
     @property
     def _holders(self) -> dict[bytes, _SnapshotSource]:
@@ -370,9 +389,10 @@ class SnapshotDownload:
 
     @property
     def _leaves(self) -> float:
-        """Time at which the snapshot is abandoned unless a part arrives.
+        """Time at which the chosen snapshot is abandoned unless a part arrives.
 
-        If no peer offers it now, a new link may bring a holder. The wait is then as long as the download took so far.
+        If no peer offers the snapshot now, a peer with it may still connect. The wait is then as long as the download took so
+        far.
         """
         starved = self._last_part + SNAPSHOT_TIMEOUT_SECONDS
         return starved if self._holders else min(starved, self._held + self._last_part - self._chosen)
@@ -396,7 +416,7 @@ class SnapshotDownload:
                     pending.pieces_asked += 1
         asked = {key for source in self._sources.values() for key in source.pending}
         fresh = iter([key for key in assembly.missing if key not in asked])
-        # One part per peer in turn, so that all peers share the download.
+        # Each peer is asked for one part in turn, so that all peers share the work.
         askable = [
             (peer, source) for peer, source in self._sources.items() if source.tip and len(source.pending) < REQUEST_WINDOW
         ]
@@ -416,13 +436,16 @@ class SnapshotDownload:
         self._step.sends.append((peer, GetSnapshotPart(self._assembly.height, key.content, key.name, index)))
 
     def _asked_of_one(self) -> list[tuple[SnapshotPartKey, _PendingPart]]:
-        """Return the requests that only one peer has, the oldest first."""
+        """Return the open requests for parts that were sent to one peer only, the oldest first."""
         pending = [item for source in self._sources.values() for item in source.pending.items()]
         counts = Counter(key for key, _ in pending)
         return sorted((item for item in pending if counts[item[0]] == 1), key=lambda item: item[1].asked)
 
     def _hedge(self, source: _SnapshotSource) -> SnapshotPartKey | None:
-        """Return a late part of another peer for an idle peer, or None."""
+        """Return a part that is late at another peer and may be requested from this idle peer.
+
+        None: the peer is busy, or no part is late.
+        """
         if source.pending:
             return None
         late = (key for key, pending in self._asked_of_one() if pending.hedge_at <= self._now)

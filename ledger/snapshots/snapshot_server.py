@@ -1,4 +1,4 @@
-"""Snapshots that a peer offers: its stock, their proofs, and answers to requests. Sans-IO.
+"""Snapshots that a peer offers: the stored snapshots, their proofs, and answers to requests. Sans-IO.
 
 A snapshot of height H is the state after H: the ledger's modules and the models of its jobs. The block at H + 1 certifies it. A
 snapshot costs nothing until it is requested: states are immutable, and models of past rounds are folders that are kept longer.
@@ -22,34 +22,35 @@ from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import HEADER_BYTES_MAX, LIGHT_BLOCKS_MAX, SNAPSHOT_PART_BYTES_MAX
 from protocol.messages import GetSnapshot, GetSnapshotPart, LightBlock, NoSnapshot, SnapshotContent, SnapshotOffer, SnapshotPart
 
-SNAPSHOT_HEIGHTS: Final = 8  # distance of snapshots: all peers hold the same ones and share the work
-# A peer that lags by more requests a snapshot. A model has 64 bits per parameter, an update about 1. With a few trainers, the
-# updates of these heights are therefore as large as a model, and the peer must also apply them.
+# Heights between two snapshots, at multiples of this number: all peers have the same snapshots and share the work.
+SNAPSHOT_HEIGHTS: Final = 8
+# Number of heights by which a peer must lag to request a snapshot. A model has 64 bits per parameter, and an update has about
+# 1. With a few trainers, the updates of these heights are therefore as large as a model, and the peer must also apply them.
 SNAPSHOT_LAG_HEIGHTS: Final = 16
-RECENT_STATES: Final = 3  # certified states to offer if none at a multiple is suitable; each keeps a model longer
-SNAPSHOTS_KEPT: Final = 2  # a transfer of one snapshot can end while the next is made
-EXTRA_SNAPSHOTS_KEPT: Final = 2  # snapshots at other heights, while they are downloaded: the current one and the one before
-SNAPSHOTS_MAX: Final = 6  # snapshots in total; one at a multiple stays for 32 heights while it is downloaded
-LEASE_SECONDS: Final = 30.0  # a snapshot counts as being downloaded for this long after a request
-SNAPSHOT_HEIGHT_MIN: Final = 2  # the blocks H − 1 to H + 1 belong to it
+RECENT_STATES: Final = 3  # certified states to offer if no snapshot at a multiple is suitable; each keeps a model longer
+SNAPSHOTS_KEPT: Final = 2  # snapshots at multiples: a transfer of one can end while the next is made
+EXTRA_SNAPSHOTS_KEPT: Final = 2  # snapshots at other heights that are kept while they are downloaded
+SNAPSHOTS_MAX: Final = 6  # snapshots in total; a snapshot at a multiple then stays for 32 heights while it is downloaded
+LEASE_SECONDS: Final = 30.0  # seconds after a request for which a snapshot counts as being downloaded
+SNAPSHOT_HEIGHT_MIN: Final = 2  # lowest height of a snapshot, which includes the blocks H − 1 to H + 1
 
-REQUESTS_MAX: Final = 16  # waiting requests of one peer: twice those of an honest one
-RESPONSE_BYTES_PER_SECOND: Final = 32 << 20  # rate to one peer: a download must not slow down training
+REQUESTS_MAX: Final = 16  # waiting requests of one peer: an honest peer has half as many
+RESPONSE_BYTES_PER_SECOND: Final = 32 << 20  # bytes per second to one peer: a download must not slow down training
 RESPONSE_BURST_BYTES: Final = 8 << 20
-OFFER_COST_BYTES: Final = 256 << 10  # an offer is small, but hashes the whole state
+OFFER_COST_BYTES: Final = 256 << 10  # bytes that an offer counts as: it is small, but hashes the whole state
 OFFER_LIGHT_BLOCKS_BYTES_MAX: Final = SNAPSHOT_PART_BYTES_MAX
 
-assert SNAPSHOT_HEIGHTS < SNAPSHOT_LAG_HEIGHTS  # a peer that installed a snapshot does not lag enough to request another
+assert SNAPSHOT_HEIGHTS < SNAPSHOT_LAG_HEIGHTS  # a peer that has installed a snapshot must not lag enough to request the next one
 assert RESPONSE_BURST_BYTES >= SNAPSHOT_PART_BYTES_MAX
 
 
 class ModelReceiver(Protocol):
-    """A model that arrives in parts. Models that are held already stay."""
+    """The download of one model in parts. A model that is already stored stays."""
 
     parts: int
 
     def add_part(self, index: int, data: bytes) -> None:
-        """Keep a part. Raises `RemoteProtocolError` if it does not belong to the model root."""
+        """Store a part. Raises `RemoteProtocolError` if the part does not belong to the model root."""
 
     def install(self) -> None:
         """Store the complete model durably and atomically under its name."""
@@ -58,7 +59,10 @@ class ModelReceiver(Protocol):
 
 
 class ModelStore(Protocol):
-    """The models of jobs, by job and round: each is the one that the round starts from. Reads raise `StorageError`."""
+    """The stored models of jobs, by job and round: each one is the model with which the round starts.
+
+    Reads raise `StorageError`.
+    """
 
     def read_manifest(self, job: bytes, number: int) -> bytes: ...
 
@@ -68,21 +72,21 @@ class ModelStore(Protocol):
         """Start a download. Raises `RemoteProtocolError` if `root` does not cover this manifest."""
 
     def has_model(self, job: bytes, number: int, root: bytes) -> bool:
-        """Return whether this exact model is here. Every byte is checked."""
+        """Return whether the model with this root is stored. Every byte is checked."""
 
     def set_pinned_models(self, models: frozenset[tuple[bytes, int]]) -> None:
-        """Keep exactly these models, however old they are."""
+        """Protect exactly these models against deletion, however old they are."""
 
 
 def models_in_state(state: LedgerState) -> dict[tuple[bytes, int], bytes]:
-    """Return (job, round) -> root of the models that belong to a state: those of its jobs, and their anchors."""
+    """Return (job, round) -> model root, for the present models of all jobs in the state and for their anchors."""
     jobs = state.jobs.jobs.items()
     anchors = {(key, anchor.round): anchor.root for key, job in jobs for anchor in job.anchors}
     return anchors | {(key, job.round): job.model_root for key, job in jobs}
 
 
 def encode_model_name(job: bytes, number: int) -> bytes:
-    """Return the name of a model in requests."""
+    """Return the name of a model in requests, which contains its job and its round."""
     return job + number.to_bytes(8, "big")
 
 
@@ -91,12 +95,12 @@ def decode_model_name(name: bytes) -> tuple[bytes, int]:
 
 
 class BlockArchive(Protocol):
-    """Decided blocks, and proofs of older ones."""
+    """The decided blocks that this peer stores, and headers and links of older blocks."""
 
     def get_decision(self, height: int) -> DecidedBlock | None: ...
 
     def get_header(self, height: int) -> bytes | None:
-        """Return a header. Headers of the heights just before the first held block are included."""
+        """Return the header at this height. None: it is not stored. Headers just before the first stored block are available."""
 
     def light_blocks(self, after: int, until: int) -> Iterable[LightBlock]:
         """Return, ascending, the light blocks of the heights in `after` < h ≤ `until` that change the voter set."""
@@ -104,13 +108,14 @@ class BlockArchive(Protocol):
 
 @dataclass
 class Snapshot:
-    """The state after `height`. Only the modules of `state` matter, because an empty block does not change them."""
+    """The state after `height`. Only the modules of `state` belong to the snapshot: an empty block does not change them."""
 
     height: int
     state: LedgerState
-    last_request_at: float = float("-inf")  # time of the last request for a part of it
+    last_request_at: float = float("-inf")  # time of the last request for this snapshot or a part of it
     modules_read: dict[str, bytes] = field(default_factory=dict)
-    rows_read: tuple[bytes, bytes] = (b"", b"")  # name and encoding of the last range, which may be requested in several pieces
+    # Name and encoding of the last requested range, of which a peer may request several pieces.
+    rows_read: tuple[bytes, bytes] = (b"", b"")
 
     @cached_property
     def digests(self) -> dict[str, bytes]:
@@ -122,7 +127,7 @@ class Snapshot:
         return self.modules_read[name]
 
     def encoded_range(self, name: bytes) -> bytes:
-        """Return the range of this name. Raises `RemoteProtocolError` for one that no peer needs, and `StorageError`."""
+        """Return the encoded range of this name. Raises `RemoteProtocolError` if no correct peer needs it, and `StorageError`."""
         if self.rows_read[0] != name:
             table, of = decode_range_name(name)
             found = self.state.tables.get(table)
@@ -137,15 +142,21 @@ class Snapshot:
 
 
 class SnapshotStore:
-    """The snapshots of one peer. `add_applied_state` follows the chain. `answer_request` reads from disk, perhaps in a thread."""
+    """The snapshots of one peer.
+
+    `add_applied_state` adds each new state. `answer_request` reads from disk, perhaps in a thread.
+    """
 
     def __init__(self, archive: BlockArchive, models: ModelStore) -> None:
         self._archive, self._models = archive, models
-        self._recent: dict[int, Snapshot] = {}  # the last one is not certified yet
+        self._recent: dict[int, Snapshot] = {}  # height -> recent state; the last one is not certified yet
         self._held: dict[int, Snapshot] = {}
 
     def add_initial_state(self, state: LedgerState) -> None:
-        """Add the state after a start. If the last block left the root unchanged, it certifies this state for `height - 1`."""
+        """Add the state with which this peer starts.
+
+        If the last block left the state root unchanged, that block also certifies this state for the height before.
+        """
         last = self._archive.get_decision(state.height)
         if last is not None and last.decode().state_root == state.state_root:
             self._add(Snapshot(state.height - 1, state))
@@ -153,7 +164,7 @@ class SnapshotStore:
         self._pin()
 
     def add_applied_state(self, state: LedgerState, now: float) -> None:
-        """Add the state of a stored and applied block, which certifies the state before."""
+        """Add the state after an applied block. The block certifies the state of the height before."""
         self._add(Snapshot(state.height, state))
         before = state.height - 1
         if before % SNAPSHOT_HEIGHTS == 0 and before in self._recent and before >= SNAPSHOT_HEIGHT_MIN:
@@ -166,10 +177,11 @@ class SnapshotStore:
         self._recent = {height: kept for height, kept in self._recent.items() if height >= snapshot.height - RECENT_STATES}
 
     def _forget(self, now: float) -> None:
-        """Keep the newest snapshots at multiples, and those that are being downloaded as far as there is room.
+        """Keep the newest snapshots at multiples of SNAPSHOT_HEIGHTS, and as many of the snapshots in download as fit.
 
-        Multiples come first: all peers download those, while a stranger could request one at every height. A new peer whose
-        invitation names a block between two multiples may need another height, so the lowest of these stay, too.
+        Multiples come first: all peers download these snapshots, while a stranger could request one at every height. A new peer
+        whose invitation names a block between two multiples may need another height. The lowest snapshots in download at other
+        heights therefore stay, too.
         """
         multiples = sorted(height for height in self._held if height % SNAPSHOT_HEIGHTS == 0)
         stay = multiples[-SNAPSHOTS_KEPT:]
@@ -185,7 +197,7 @@ class SnapshotStore:
 
     @property
     def newest_snapshot(self) -> Snapshot | None:
-        """The newest certified state that is here."""
+        """The newest certified snapshot; None: there is none yet."""
         return max(self._certified.values(), key=lambda kept: kept.height, default=None)
 
     def _pin(self) -> None:
@@ -199,7 +211,7 @@ class SnapshotStore:
         """Answer a request. Raises `RemoteProtocolError` for a request that no correct peer sends."""
         try:
             return self._offer(message, now) if isinstance(message, GetSnapshot) else self._part(message, now)
-        except StorageError:  # the rounds of this peer detect a damaged model soon enough
+        except StorageError:  # a damaged model is not reported here, because the rounds of this peer detect it soon
             height = message.height if isinstance(message, GetSnapshotPart) else 0
             for kept in (self._recent, self._held):
                 kept.pop(height, None)
@@ -217,16 +229,20 @@ class SnapshotStore:
         return SnapshotOffer(snapshot.height, links, snapshot.digests if is_whole else {})
 
     def _choose(self, wanted: int) -> Snapshot | None:
-        """Return the certified snapshot at `wanted`, or the newest at a multiple, or the newest of all; None: all are lower."""
+        """Return the certified snapshot at height `wanted`, else the newest stored one above it, else the newest recent one.
+
+        None: all certified snapshots are below `wanted`.
+        """
         able = {height: kept for height, kept in self._certified.items() if height >= max(wanted, SNAPSHOT_HEIGHT_MIN)}
         if wanted in able or not able:
             return able.get(wanted)
         return max(able.values(), key=lambda kept: (kept.height in self._held, kept.height))
 
     def _proof(self, message: GetSnapshot, height: int) -> tuple[tuple[LightBlock, ...], bool] | None:
-        """Return the links, and whether they reach `height`. None: the asker's trusted block cannot be shown.
+        """Return the links of an offer for the snapshot of this `height`, and whether they reach the snapshot.
 
-        The number of links is limited by the size of an offer. The last three stay together, because they prove the snapshot.
+        None: a header that the proof must contain is not stored. The number of links is limited by the size of an offer. The last
+        three links stay together, because they prove the snapshot.
         """
         heights = [message.anchor] if message.known < message.anchor < height - 1 else []
         heights += [height - 1, height, height + 1]
@@ -266,7 +282,10 @@ class SnapshotStore:
         return SnapshotPart(message.height, message.content, message.name, message.index, data)
 
     def _data(self, snapshot: Snapshot, message: GetSnapshotPart) -> bytes | None:
-        """Return the data of a part. None: another peer may have it. Raises `RemoteProtocolError` for a foreign part."""
+        """Return the data of a part.
+
+        None: only another peer may have it. Raises `RemoteProtocolError` for a part of no such snapshot.
+        """
         match message.content:
             case SnapshotContent.BLOCK:
                 for near in (snapshot.height - 1, snapshot.height, snapshot.height + 1):
@@ -294,7 +313,10 @@ class SnapshotStore:
         return self._models.read_part(*model, message.index)
 
     def _headers(self, first: int) -> bytes | None:
-        """Return headers down from `first`, or None. A peer that began with a snapshot has only the headers that came with it."""
+        """Return encoded headers in descending order from height `first`. None: there is none.
+
+        A peer that began with a snapshot has only the headers that the snapshot contained.
+        """
         headers: list[bytes] = []
         size = 0
         for height in range(first, max(0, first - CERTIFIED_ROOTS_KEPT), -1):
@@ -322,7 +344,7 @@ class _RequestingPeer:
 
 
 class SnapshotRequestQueue:
-    """Requests that wait for an answer. Peers take turns, each within its rate."""
+    """Waiting requests of peers for snapshots. Peers take turns, each within its rate."""
 
     def __init__(self) -> None:
         self._askers: dict[bytes, _RequestingPeer] = {}
@@ -341,7 +363,7 @@ class SnapshotRequestQueue:
         self._askers.pop(peer, None)
 
     def pop_request(self, now: float) -> tuple[bytes, GetSnapshot | GetSnapshotPart] | None:
-        """Return the next request to answer. None: each peer has to wait for its rate."""
+        """Return the next request to answer, with its peer. None: no request can be answered within its peer's rate."""
         for peer, asker in self._askers.items():
             asker.budget = min(RESPONSE_BURST_BYTES, asker.budget + (now - asker.at) * RESPONSE_BYTES_PER_SECOND)
             asker.at = now
@@ -353,7 +375,7 @@ class SnapshotRequestQueue:
         return None
 
     def wait_seconds(self) -> float:
-        """Return the time until `pop_request` can return a request, if no further one arrives."""
+        """Return the seconds until `pop_request` can return a request, if no further request arrives."""
         lacks = [_cost(asker.waiting[0]) - asker.budget for asker in self._askers.values() if asker.waiting]
         return max(0.0, min(lacks) / RESPONSE_BYTES_PER_SECOND) if lacks else float("inf")
 

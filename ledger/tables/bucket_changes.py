@@ -30,7 +30,7 @@ PATH_BYTES: Final = DEPTH_MAX // 8
 class StoredBucket(NamedTuple):
     """Metadata of one bucket in a store."""
 
-    start: bytes  # the first path of the bucket; buckets are ordered by it
+    start: bytes  # first path of the bucket; buckets are sorted by it
     depth: int
     rows: int
     size: int
@@ -40,11 +40,11 @@ class StoredBucket(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BucketChanges:
-    """Writes and deletions for one transaction of a store. Afterwards it holds the tree `node`."""
+    """Writes and deletions for one transaction of a store, which then holds the tree `node`."""
 
     node: Node
     puts: list[tuple[StoredBucket, bytes]]
-    drops: list[int]  # slots
+    drops: list[int]  # slots whose buckets are deleted
 
 
 def compute_bucket_changes(old: Node, version: StoreVersion, table: Table[Any] | None, fresh: Iterator[int]) -> BucketChanges:
@@ -59,11 +59,11 @@ def compute_bucket_changes(old: Node, version: StoreVersion, table: Table[Any] |
 
     def adopt(old: Node, new: Node, way: int, depth: int) -> Node:
         if old is not None and new is not None:
-            if old[0] == new[0]:  # the same hash at the same place means the same rows and the same buckets
+            if old[0] == new[0]:  # equal hashes at the same place mean equal rows in equal buckets
                 return old
             if len(old) == 5 and len(new) == 5:
                 left, right = new[3], new[4]
-                if left is not old[3]:  # usually one side is the same object, and a call would be wasted
+                if left is not old[3]:  # usually one half is the same object, and the call is skipped
                     left = adopt(old[3], left, 2 * way, depth + 1)
                 if right is not old[4]:
                     right = adopt(old[4], right, 2 * way + 1, depth + 1)
@@ -98,7 +98,7 @@ def _slot(bucket: Bucket) -> int:
 def load_tree(stored: Iterable[StoredBucket]) -> Node:
     """Rebuild a tree from the buckets of a store. Raises `StorageError` if they form no tree.
 
-    No rows are read. The caller compares the hash of the tree with the expected one.
+    The function reads no rows. The caller compares the hash of the tree with the expected hash.
     """
     return _built(sorted(stored), 0)
 

@@ -1,11 +1,11 @@
 """An immutable binary Merkle radix tree over SHA-256 of the keys.
 
 It is the tree of Diem's state (Gao, Hu, Wu, "Jellyfish Merkle Tree", 2021, section 3), with two children of a branch. An empty
-subtree has the hash `EMPTY`. A subtree of one row has the hash of that row, at any depth. A subtree of more rows has the hash of
-its two halves. The root therefore depends only on the rows.
+subtree has the hash `EMPTY`. A subtree of one row has the hash of that row, at any depth. A subtree of more rows has the hash
+of its two halves. The root therefore depends only on the rows.
 
-Buckets do not affect the root. A bucket is a highest subtree of at most `BUCKET_ROWS_MAX` rows. It is read and written as a
-whole, and only the branches above the buckets stay in memory.
+Buckets do not affect the root. A bucket is a subtree of at most `BUCKET_ROWS_MAX` rows that is in no larger such subtree. It is
+read and written as a whole, and only the branches above the buckets stay in memory.
 """
 
 from __future__ import annotations
@@ -20,28 +20,31 @@ from protocol import codec
 from protocol.errors import StorageError
 from protocol.limits import ROW_BYTES_MAX, ROW_KEY_BYTES_MAX
 
-EMPTY: Final = bytes(32)  # no known data have this hash
-DEPTH_MAX: Final = 256  # bits of a path
-# Half this number would double the memory of branches. Twice this number would double the unchanged rows that a block hashes.
+EMPTY: Final = bytes(32)  # hash of a subtree without rows: no known data have it
+DEPTH_MAX: Final = 256  # bits of a path, and so the maximum depth of the tree
+# Maximum number of rows in a bucket. Half this number would double the memory of branches. Twice this number would double the
+# unchanged rows that a block hashes.
 BUCKET_ROWS_MAX: Final = 16
-ROW_HEADS_BYTES: Final = 6  # bytes that the encoding of a pair adds to key and value, at most
+ROW_HEADS_BYTES: Final = 6  # maximum number of bytes that the encoding of a row adds to its key and value
 
-assert ROW_KEY_BYTES_MAX < 1 << 8 and ROW_BYTES_MAX < 1 << 16  # headers of one, two and three bytes
+# Encodings of bounded rows have headers of one, two and three bytes.
+assert ROW_KEY_BYTES_MAX < 1 << 8 and ROW_BYTES_MAX < 1 << 16
 
 # Nodes are plain tuples, because Python's cycle collector skips tuples of objects that cannot form cycles. With objects of a
 # class, a table of a million rows would stop the process for 0.2 seconds now and then.
-Bucket: TypeAlias = tuple[bytes, int, int, "int | bytes"]  # hash, rows, size, and either a slot of a store or the data
-Branch: TypeAlias = tuple[bytes, int, int, "Node", "Node"]  # hash, rows, size, left, right
-Node: TypeAlias = "Branch | Bucket | None"  # None: no rows
+# Hash, number of rows, size, and either the slot of a store or the data.
+Bucket: TypeAlias = tuple[bytes, int, int, "int | bytes"]
+Branch: TypeAlias = tuple[bytes, int, int, "Node", "Node"]  # hash, number of rows, size, left node, right node
+Node: TypeAlias = "Branch | Bucket | None"  # None: a subtree without rows
 
-Row: TypeAlias = tuple[bytes, bytes, bytes]  # path, key, encoded value
-RowChange: TypeAlias = tuple[bytes, bytes, "bytes | None"]  # path, key, encoded value; None: the row is removed
-BucketReader: TypeAlias = Callable[[int, bytes], bytes]  # reads the bucket with this hash from this slot
+Row: TypeAlias = tuple[bytes, bytes, bytes]  # path, key and encoded value
+RowChange: TypeAlias = tuple[bytes, bytes, "bytes | None"]  # path, key and encoded value; None: the row is removed
+BucketReader: TypeAlias = Callable[[int, bytes], bytes]  # function that reads the bucket with a given hash from a given slot
 
 BucketHashes: TypeAlias = tuple[Sequence[bytes], Sequence[bytes]]  # paths and hashes of the rows in a bucket
 
-# Cache of `HASHED_MAX` buckets, about 8 MB, by bucket hash. Rows that changed soon change again, because a task is begun,
-# answered and settled; the cache saves hashing their neighbours.
+# Cache of the hashes in `HASHED_MAX` buckets, about 8 MB, by bucket hash. A changed row soon changes again, because a task is
+# started, answered and settled. The cache saves hashing the other rows of its bucket.
 HASHED_MAX: Final = 4_096
 _recent: OrderedDict[bytes, BucketHashes] = OrderedDict()
 
@@ -51,7 +54,10 @@ _BRANCH_EMPTY = _BRANCH + EMPTY
 
 
 def path_of(key: bytes) -> bytes:
-    """Return the path of a key. From the highest bit of its first byte, 0 is left and 1 is right."""
+    """Return the path of a key, which is its hash.
+
+    Each bit is a step down from the root: 0 is left and 1 is right. The highest bit of the first byte comes first.
+    """
     return _sha256(key).digest()
 
 
@@ -90,7 +96,7 @@ def make_branch(left: Node, right: Node) -> Branch:
 
 
 def read_no_bucket(slot: int, hash: bytes) -> bytes:
-    """Raise `StorageError`. This is the `BucketReader` of trees whose buckets are all in memory."""
+    """Raise `StorageError`. This is the `BucketReader` of a tree whose buckets are all in memory."""
     raise StorageError("this table has rows on disk, but no store to read them from")
 
 
@@ -103,13 +109,13 @@ def bucket_data(bucket: Bucket, read: BucketReader) -> bytes:
 
 
 def bucket_items(bucket: Bucket, read: BucketReader) -> list[bytes]:
-    """Return key, value, key, value …, in order of the paths."""
+    """Return key, value, key, value … of a bucket's rows, in order of their paths."""
     found: list[bytes] = codec.unpack(data := bucket_data(bucket, read), len(data))
     return found
 
 
 def find_row(node: Node, read: BucketReader, key: bytes) -> bytes | None:
-    """Return the encoded value of a key, or None."""
+    """Return the encoded value of a key, or None if the key has no row."""
     path, depth = path_of(key), 0
     while node is not None and len(node) == 5:
         node = node[4] if goes_right(path, depth) else node[3]
@@ -124,7 +130,7 @@ def find_row(node: Node, read: BucketReader, key: bytes) -> bytes | None:
 
 
 def iterate_rows(node: Node, read: BucketReader) -> Iterator[tuple[bytes, bytes]]:
-    """Yield keys and encoded values in order of the paths."""
+    """Yield the key and the encoded value of each row, in order of the paths."""
     for bucket in buckets(node):
         yield from _pairs(bucket_items(bucket, read))
 
@@ -146,7 +152,7 @@ def buckets(node: Node) -> Iterator[Bucket]:
 
 
 def rows_of(node: Node, read: BucketReader) -> list[Row]:
-    """Return all rows in order of the paths."""
+    """Return all rows of a subtree in order of their paths."""
     pairs = [pair for bucket in buckets(node) for pair in _pairs(bucket_items(bucket, read))]
     return [(_sha256(key).digest(), key, value) for key, value in pairs]
 
@@ -155,7 +161,7 @@ def rows_of(node: Node, read: BucketReader) -> list[Row]:
 
 
 def apply_changes(node: Node, changes: Sequence[RowChange], read: BucketReader, depth: int = 0) -> Node:
-    """Return the tree after `changes`, which ascend by path, each path once. Unchanged subtrees are the same objects."""
+    """Return the tree after these `changes`, which ascend by path, each path once. Unchanged subtrees stay the same objects."""
     if not changes:
         return node
     if node is None or len(node) != 5:
@@ -172,7 +178,7 @@ def apply_changes(node: Node, changes: Sequence[RowChange], read: BucketReader, 
 
 
 def _one_changed(node: Node, changes: Sequence[RowChange], read: BucketReader, depth: int) -> Node:
-    """Apply one change without recursion. Below the first levels, most changes are alone in their subtree."""
+    """Return the tree after one change, without recursion. Below the first levels, few subtrees have more than one change."""
     path, way = changes[0][0], list[Branch]()
     while node is not None and len(node) == 5:
         way.append(node)
@@ -210,8 +216,8 @@ def _bucket_changed(node: Bucket | None, changes: Sequence[RowChange], read: Buc
 
 
 def _hashed(bucket: bytes, data: Sequence[bytes]) -> BucketHashes:
-    """Return the paths and the hashes of a bucket's rows."""
-    found = _recent.pop(bucket, None)  # removed, because the changed bucket replaces it
+    """Return the paths and the hashes of a bucket's rows, which are `data`. Removes the bucket from the cache."""
+    found = _recent.pop(bucket, None)  # the changed bucket replaces this one in the cache
     if found is None:
         paths = [_sha256(key).digest() for key in data[::2]]
         values = zip(paths, data[1::2], strict=True)
@@ -220,7 +226,7 @@ def _hashed(bucket: bytes, data: Sequence[bytes]) -> BucketHashes:
 
 
 def build_tree(rows: Sequence[Row], depth: int = 0) -> Node:
-    """Return the subtree of these rows, which ascend by path, at `depth`."""
+    """Return a subtree with its root at `depth` of these rows, which ascend by path."""
     paths = [row[0] for row in rows]
     hashes = [row_hash(path, value) for path, _, value in rows]
     return _built(paths, hashes, [part for _, key, value in rows for part in (key, value)], depth)
@@ -241,7 +247,7 @@ def _built(paths: Sequence[bytes], hashes: Sequence[bytes], data: Sequence[bytes
 
 
 def join_nodes(left: Node, right: Node, read: BucketReader) -> Node:
-    """Return a branch of two halves, or one bucket if they fit into one. The result does not depend on the former tree."""
+    """Return a branch of two halves, or one bucket if their rows fit into it. The result depends only on the rows."""
     if left is None:
         if right is None or right[1] == 1:
             return right
@@ -259,16 +265,16 @@ def join_nodes(left: Node, right: Node, read: BucketReader) -> Node:
 
 
 def fold_hashes(paths: Sequence[bytes], hashes: Sequence[bytes], depth: int) -> bytes:
-    """Return the hash of a subtree at `depth` from the hashes of its rows."""
+    """Return the hash of a subtree with its root at `depth`, from the paths and hashes of its rows."""
     if len(paths) < 2:
         return hashes[0] if hashes else EMPTY
     return _fold(paths, hashes, depth, 0, len(paths))
 
 
 def _fold(paths: Sequence[bytes], hashes: Sequence[bytes], depth: int, low: int, high: int) -> bytes:
-    """Return the hash of the rows in the interval from `low` to `high`, which has at least two.
+    """Return the hash of a subtree with the rows in the interval from `low` to `high`. There are at least two rows.
 
-    Blocks spend most of their time here, so no call is made for a single row or none.
+    Blocks spend most of their time in this function, so it makes no call for one row or no row.
     """
     byte, mask = depth >> 3, 0x80 >> (depth & 7)
     half = low
@@ -284,5 +290,8 @@ def _fold(paths: Sequence[bytes], hashes: Sequence[bytes], depth: int, low: int,
 
 
 def split_index(items: Sequence[tuple[bytes, *tuple[Any, ...]]], depth: int) -> int:
-    """Return the number of items that go left. Items begin with a path, ascend by it, and agree in the first `depth` bits."""
+    """Return the number of items that belong to the left half of a subtree at `depth`.
+
+    Items begin with a path, ascend by it, and agree in the first `depth` bits.
+    """
     return bisect_left(items, 1, key=lambda item: goes_right(item[0], depth))

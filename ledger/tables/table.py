@@ -1,8 +1,8 @@
 """An immutable map from keys to records of one type. It is hashed once per block.
 
-A table is a tree and the changes since it was built. Peers apply a transaction several times: to select it, propose it, judge it
-and finally decide it. These steps only put records into dictionaries. The tree is updated and hashed when the root of the decided
-block's table is read. The tables of an undecided body are simply discarded.
+A table is a tree and the changes since it was built. Peers apply a transaction several times: to select it, propose it, judge
+it and finally decide it. Until the decision, changes are only records in dictionaries. The tree is updated and hashed when the
+root of the decided block's table is read. The tables of an undecided body are simply discarded.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from protocol.limits import ROW_BYTES_MAX, ROW_KEY_BYTES_MAX
 
 R = TypeVar("R")
 
-# Bounds of the cache of decoded records: a body is judged and then applied, which reads the same records again. Bytes are those
-# of the encodings, about a fifth of the memory of the decoded records.
+# Bounds of the cache of decoded records. A body is first judged and then applied, which reads the same records again. The bytes
+# are those of the encodings, about a fifth of the memory of the decoded records.
 DECODED_RECORDS_MAX: Final = 4_096
 DECODED_RECORDS_BYTES_MAX: Final = 2 << 20
 NOT_DECODED: Final = object()
 
-Layers = tuple[Mapping[bytes, Any], ...]  # the newest last; None: the row is removed
+Layers = tuple[Mapping[bytes, Any], ...]  # changes by key, the newest layer last; None: the row is removed
 
 
 # Stores ------------------------------------------------------------------------------------------------------------------
@@ -40,23 +40,26 @@ Layers = tuple[Mapping[bytes, Any], ...]  # the newest last; None: the row is re
 
 
 class BucketStore(Protocol):
-    """Storage of the buckets that are not in memory."""
+    """A store of the buckets that are not in memory."""
 
     def read_bucket(self, slot: int, hash: bytes) -> bytes | None:
         """Return the data of the bucket in this slot. None: the slot holds another bucket now. Raises `StorageError`."""
 
     def missing_bucket_error(self) -> StorageError:
-        """Return the error for a bucket that is missing from the store."""
+        """Return the error for a bucket that is in no slot and no version."""
 
 
 class StoreVersion:
-    """The content of a store after one commit, for readers of a tree of that time. Newer versions do not refer to older ones."""
+    """The content of a store after one commit, for readers of tables of that time.
+
+    Later versions do not refer to earlier ones.
+    """
 
     __slots__ = ("_following", "_store", "superseded")
 
     def __init__(self, store: BucketStore) -> None:
         self._store = store
-        # Slot -> hash and data of the bucket that the next commit replaced. They are put here before the slots are overwritten.
+        # Slot -> hash and data of the bucket that the next commit replaces. Both are put here before the slot is overwritten.
         self.superseded: dict[int, tuple[bytes, bytes]] = {}
         self._following: StoreVersion | None = None
 
@@ -65,7 +68,7 @@ class StoreVersion:
         if data is None:
             data = self._store.read_bucket(slot, hash)
         if data is None:
-            data = self._kept(slot, hash)  # a commit may have reused the slot since the first read
+            data = self._kept(slot, hash)  # another thread's commit may have reused the slot since the first lookup
         if data is None:
             raise self._store.missing_bucket_error()
         return data
@@ -74,8 +77,8 @@ class StoreVersion:
         version: StoreVersion | None = self
         while version is not None:
             found = version.superseded.get(slot)
-            # Two commits of another thread may happen during this loop. Then the version that keeps our bucket lies behind us,
-            # and the next one keeps our bucket's successor in this slot.
+            # Another thread may commit twice during this loop. Then an earlier version keeps the wanted bucket, and this
+            # version keeps the later bucket of the same slot.
             if found is not None and found[0] == hash:
                 return found[1]
             version = version._following
@@ -91,7 +94,7 @@ class StoreVersion:
 
 
 class DecodedRecords(dict[bytes, Any]):
-    """Cache of decoded records by key; None: there is no row."""
+    """Cache of decoded records by key. None: the key has no row."""
 
     encoded_bytes = 0
 
@@ -103,27 +106,31 @@ class DecodedRecords(dict[bytes, Any]):
         self.encoded_bytes += size
 
     def without_keys(self, keys: Set[bytes]) -> DecodedRecords:
-        """Return a copy without these keys. Another thread may read the original. The size of removed records still counts."""
+        """Return a copy of the cache without these keys. Another thread may read the original.
+
+        The size of removed records still counts.
+        """
         left = DecodedRecords((key, value) for key, value in self.copy().items() if key not in keys)
         left.encoded_bytes = self.encoded_bytes
         return left
 
 
 class Table(Generic[R]):
-    """An immutable map from keys to records. `kind` is their type.
+    """An immutable map from keys to records of the type `kind`.
 
-    Records contain no dictionaries, whose order in memory may differ from that of their encoding.
+    Records contain no dictionaries, because the order of a dictionary in memory may differ from the order in its encoding.
     """
 
     __slots__ = ("_now", "kind")
 
-    WIRE: ClassVar[type] = TableRoot  # encoding of a table as a field of a module's state
+    WIRE: ClassVar[type] = TableRoot  # type that is encoded for a table in a module's state
 
     def __init__(self, kind: type[R], node: Node = None, version: StoreVersion | None = None) -> None:
-        """Make a table. `version` belongs to the store of the buckets that are not in memory."""
+        """Make a table with the rows of the tree `node`. `version` belongs to the store of the buckets that are not in memory."""
         check_kind(cast(Any, kind))
         self.kind = kind
-        # These four are replaced together, always by others with the same rows.
+        # Tree, version, layers of changes, and cache. They are replaced in one step, so that another thread always sees the
+        # same rows.
         self._now: tuple[Node, StoreVersion | None, Layers, DecodedRecords] = (node, version, (), DecodedRecords())
 
     def get_record(self, key: bytes) -> R | None:
@@ -132,7 +139,7 @@ class Table(Generic[R]):
             if key in layer:
                 found: R | None = layer[key]
                 return found
-        # A single lookup, because another thread that reads this table may clear `known` between two.
+        # One lookup instead of two, because another thread that reads this table may clear `known` between two lookups.
         kept = known.get(key, NOT_DECODED)
         if kept is not NOT_DECODED:
             return cast(R | None, kept)
@@ -150,12 +157,12 @@ class Table(Generic[R]):
         return self.get_record(key) is not None
 
     def with_rows(self, changes: Mapping[bytes, R | None]) -> Table[R]:
-        """Return another table with these changes; None removes the row of its key if there is one."""
+        """Return another table with these changes. None removes the row of its key, if there is one."""
         assert all(1 <= len(key) <= ROW_KEY_BYTES_MAX for key in changes)
         node, version, layers, known = self._now
         top = dict(changes)
-        # Each layer has more than twice as many rows as the next one. A row is therefore copied at most once per layer, and there
-        # are few layers.
+        # Each layer has more than twice as many rows as the next layer. A row is therefore copied at most once per layer, and
+        # there are few layers.
         while layers and len(layers[-1]) <= 2 * len(top):
             top = {**layers[-1], **top}
             layers = layers[:-1]
@@ -175,7 +182,7 @@ class Table(Generic[R]):
     # Once per block --------------------------------------------------------------------------------------------------
 
     def hashed_tree(self) -> tuple[Node, BucketReader]:
-        """Return the tree of these rows, and a reader of its buckets that are not in memory."""
+        """Return the tree of the table's rows, and a reader of the buckets that are not in memory."""
         node, version, layers, known = self._now
         if layers:
             changes: dict[bytes, RowChange] = {}
@@ -185,18 +192,18 @@ class Table(Generic[R]):
                     changes[path] = (path, key, None if value is None else self._encoded(value))
             ascending = sorted(changes.values(), key=operator.itemgetter(0))
             node = sparse_merkle_tree.apply_changes(node, ascending, _reader(version))
-            # Written records are decoded again when they are read, as at a peer that starts in between.
+            # A written record is decoded again when it is read, as at a peer that restarts in between.
             written = {key for layer in layers for key in layer}
             self._now = (node, version, (), known.without_keys(written))
         return node, _reader(version)
 
     def drop_cache(self) -> None:
-        """Free the cache of this table, which a newer one has replaced."""
+        """Free the cache of this table, because a newer table has replaced the table."""
         node, version, layers, _ = self._now
         self._now = (node, version, layers, DecodedRecords())
 
     def rebase_on_store(self, node: Node, version: StoreVersion) -> None:
-        """Read the same rows from this store from now on."""
+        """Read the rows from this version of a store from now on. The tree `node` must have the same rows."""
         assert TableRoot.from_node(node) == self.root
         self._now = (node, version, (), self._now[3])
 
@@ -208,11 +215,14 @@ class Table(Generic[R]):
         return self.root.rows
 
     def items(self) -> Iterator[tuple[bytes, R]]:
-        """Return keys and records, in order of the hashes of the keys."""
+        """Return keys and decoded records, in order of the hashes of the keys."""
         return ((key, self._decoded(data)) for key, data in sparse_merkle_tree.iterate_rows(*self.hashed_tree()))
 
     def row_groups(self) -> Iterator[tuple[bytes, Callable[[], list[tuple[bytes, R]]]]]:
-        """Yield groups of rows: a name, and a function that reads the rows. Equal names mean equal rows, in any table."""
+        """Yield groups of rows: for each group a name, and a function that reads its rows.
+
+        Groups of the same name have the same rows, even in different tables.
+        """
         node, read = self.hashed_tree()
 
         def rows(bucket: Bucket) -> list[tuple[bytes, R]]:
@@ -221,14 +231,14 @@ class Table(Generic[R]):
         return ((bucket[0], functools.partial(rows, bucket)) for bucket in sparse_merkle_tree.buckets(node))
 
     def encoded_record(self, key: bytes) -> bytes | None:
-        """Return the encoded record of a key under the table's root. Nothing is cached."""
+        """Return the encoded record of a key, without caching it. None: the key has no row."""
         return sparse_merkle_tree.find_row(*self.hashed_tree(), key)
 
     def prove_key(self, key: bytes) -> KeyProof:
         return table_proofs.prove_key(*self.hashed_tree(), key)
 
     def prove_range(self, of: PathPrefix) -> RangeProof:
-        """Return a proof of all rows of a range."""
+        """Return a proof of all rows with paths in this range."""
         return table_proofs.prove_range(*self.hashed_tree(), of)
 
     # As a field of a state -------------------------------------------------------------------------------------------
@@ -238,7 +248,10 @@ class Table(Generic[R]):
 
     @classmethod
     def from_wire(cls, root: TableRoot, kind: type[R]) -> Table[R]:
-        """Return a table without its rows. The caller supplies them through `adopt_rows_of` or `rebase_on_store`."""
+        """Return a table that has a root but no rows yet.
+
+        The caller supplies the rows with `adopt_rows_of` or `rebase_on_store`.
+        """
         if root.rows:
             return cls(kind, (root.hash, root.rows, root.size, 0))
         if root != TableRoot(sparse_merkle_tree.EMPTY, 0, 0):
@@ -246,7 +259,7 @@ class Table(Generic[R]):
         return cls(kind)
 
     def adopt_rows_of(self, other: Table[R]) -> None:
-        """Share the rows of `other`, which has the same root."""
+        """Use the rows of the table `other`, which has the same root."""
         assert other.root == self.root
         self._now = other._now
 
@@ -272,7 +285,7 @@ class TableAssembly:
         self._parts: dict[PathPrefix, Node] = {}
 
     def add_range(self, of: PathPrefix, data: bytes) -> None:
-        """Add the rows of a range. Raises `RemoteProtocolError` if the root does not contain exactly these."""
+        """Add the rows of a range. Raises `RemoteProtocolError` if they are not exactly the rows of that range under the root."""
         if (count := array_length(encoded_item(data, table_proofs.ROWS_FIELD))) > self.root.rows:
             raise RemoteProtocolError("bad-part", f"{count} rows in a range of a table with {self.root.rows} rows")
         rows: list[Row] = []
@@ -281,7 +294,7 @@ class TableAssembly:
         self._parts[of] = sparse_merkle_tree.build_tree(rows, len(of))
 
     def install_rows(self) -> None:
-        """Put the rows into the table. All ranges must have been added."""
+        """Put the rows of all ranges into the table. Every range must have been added."""
         nodes = [self._parts[of] for of in table_proofs.fetch_ranges(self.root)]
         while len(nodes) > 1:
             nodes = [
@@ -295,7 +308,10 @@ class TableAssembly:
 
 
 def _table_fields(state: type) -> tuple[str, ...]:
-    """Return the names of the table fields of a state's type. Tables occur nowhere else in it, where a store would miss them."""
+    """Return the names of the table fields of a state's type.
+
+    Tables must not occur deeper in the type, because a store would miss them.
+    """
     found: list[str] = []
     for name, hint in get_type_hints(state, include_extras=True).items():
         if get_origin(hint) is Table:
@@ -331,7 +347,7 @@ def check_kind(kind: Any) -> None:
 
 
 def encoded_bytes_max(kind: Any, bound: Any = None) -> int:
-    """Return the maximum length in bytes of an encoded value. Dictionaries are not allowed in rows."""
+    """Return the maximum length in bytes of an encoded value of this type. Dictionaries are not allowed in rows."""
     origin, arguments = get_origin(kind), get_args(kind)
     most = bound.high if isinstance(bound, Length) else COLLECTION_MAX
     if origin is Annotated:
@@ -350,7 +366,7 @@ def encoded_bytes_max(kind: Any, bound: Any = None) -> int:
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return max(len(encode(member)) for member in kind)
     if kind in (bytes, str):
-        most *= 4 if kind is str else 1  # no character is longer in UTF-8
+        most *= 4 if kind is str else 1  # a character has at most four bytes in UTF-8
         return _head(most) + most
     assert kind in (bool, int, float), f"a row cannot contain {kind}"
     return 1 if kind is bool else 9

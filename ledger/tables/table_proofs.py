@@ -35,21 +35,23 @@ from protocol.errors import RemoteProtocolError
 from protocol.limits import ROW_BYTES_MAX, ROW_KEY_BYTES_MAX, SNAPSHOT_PART_BYTES_MAX
 
 RowKey = Annotated[bytes, Length(1, ROW_KEY_BYTES_MAX)]
-RowValue = Annotated[bytes, Length(1, ROW_BYTES_MAX)]  # the encoding of a record
-Siblings = Annotated[tuple[Digest | None, ...], Length(0, DEPTH_MAX)]  # hashes from the root down; nil: that side has no row
+RowValue = Annotated[bytes, Length(1, ROW_BYTES_MAX)]  # encoded record of a row
+# Hashes of the other halves from the root down; nil: that half has no row.
+Siblings = Annotated[tuple[Digest | None, ...], Length(0, DEPTH_MAX)]
 PathPrefix: TypeAlias = str
 
-RANGE_BYTES: Final = SNAPSHOT_PART_BYTES_MAX // 2  # bytes of an average range, so that nearly every range fits into one part
-RANGE_ROWS_MAX: Final = 1 << 24  # chosen keys can make a range as large as the whole table
+# Bytes of an average range, half of a part: nearly every range then fits into one part.
+RANGE_BYTES: Final = SNAPSHOT_PART_BYTES_MAX // 2
+RANGE_ROWS_MAX: Final = 1 << 24  # rows of a range: a peer can choose keys that make one range as large as the whole table
 
 
 @dataclass(frozen=True, slots=True)
 class TableRoot:
-    """The summary of a table in a state. It depends only on the rows."""
+    """The summary of a table in a module's state: hash and size of its rows. It depends only on the rows."""
 
     hash: Digest
     rows: Count
-    size: Count  # bytes of keys and values, and ROW_HEADS_BYTES per row; a new peer learns the size of its download from it
+    size: Count  # bytes of keys and values, and ROW_HEADS_BYTES per row: a new peer knows the size of its download
 
     @classmethod
     def from_node(cls, node: Node) -> TableRoot:
@@ -71,15 +73,18 @@ class OtherLeaf:
 
 @dataclass(frozen=True, slots=True)
 class KeyProof:
-    """A proof that a key has a row, or that it has none."""
+    """A proof that a table contains a row of a key, or that it contains none."""
 
     siblings: Siblings
-    other: OtherLeaf | None  # the row that is alone in the subtree of the key
+    other: OtherLeaf | None  # another row that is alone in a subtree with the key's path; None: there is none
 
 
 @dataclass(frozen=True, slots=True)
 class RangeProof(KeyProof):
-    """A proof of all rows of a range, in order of their paths. `other` is alone in a subtree around the range, but not in it."""
+    """A proof of all rows in a range, in order of their paths.
+
+    `other` is a row outside the range that is alone in a subtree around the range.
+    """
 
     rows: Annotated[tuple[tuple[RowKey, RowValue], ...], Length(0, RANGE_ROWS_MAX)]
 
@@ -101,14 +106,17 @@ def prove_range(node: Node, read: BucketReader, of: PathPrefix) -> RangeProof:
 
 
 def _descend(node: Node, path: bytes, depth_max: int, read: BucketReader) -> tuple[Siblings, OtherLeaf | None, list[Row]]:
-    """Follow `path`. Return the siblings, and its end: another row, or all rows whose paths begin like `path`."""
+    """Follow `path` from the root.
+
+    Return the siblings, and the end of the path: another row, or all rows that agree with `path`.
+    """
     siblings: list[Digest | None] = []
     while node is not None and len(node) == 5 and len(siblings) < depth_max:
         right = goes_right(path, len(siblings))
         siblings.append(_unless_empty(hash_of(node[3] if right else node[4])))
         node = node[4] if right else node[3]
     rows = rows_of(node, read)
-    while len(rows) > 1 and len(siblings) < depth_max:  # inside a bucket
+    while len(rows) > 1 and len(siblings) < depth_max:  # the path continues inside a bucket
         depth = len(siblings)
         right = goes_right(path, depth)
         beside = [row for row in rows if goes_right(row[0], depth) != right]
@@ -123,13 +131,19 @@ def _descend(node: Node, path: bytes, depth_max: int, read: BucketReader) -> tup
 
 
 def verify_key(root: bytes, key: bytes, value: bytes | None, proof: KeyProof) -> bool:
-    """Return whether the root `root` contains this encoded row of `key`; for None, whether it contains no row of it."""
+    """Return whether the table with the root `root` contains this encoded row of `key`.
+
+    For None: whether it contains no row of `key`.
+    """
     rows = [] if value is None else [(path_of(key), key, value)]
     return _root(path_of(key), DEPTH_MAX, proof, rows) == root
 
 
 def verify_range(root: bytes, of: PathPrefix, shown: RangeProof) -> tuple[tuple[bytes, bytes], ...]:
-    """Return a range's keys and encoded values. Raises `RemoteProtocolError` if they are not exactly those under `root`."""
+    """Return the keys and encoded values in a range.
+
+    Raises `RemoteProtocolError` if they are not exactly the rows under `root`.
+    """
     path, depth = _path(of), len(of)
     rows = [(path_of(key), key, value) for key, value in shown.rows]
     if any(left[0] >= right[0] for left, right in pairwise(rows)) or not all(_agree(row[0], path, depth) for row in rows):
@@ -140,15 +154,18 @@ def verify_range(root: bytes, of: PathPrefix, shown: RangeProof) -> tuple[tuple[
 
 
 def _root(path: bytes, depth_max: int, proof: KeyProof, rows: list[Row]) -> bytes | None:
-    """Return the root under which exactly these rows begin like `path`, according to `proof`. None: the proof is malformed."""
+    """Return the root of a table in which exactly these rows agree with `path`, according to `proof`.
+
+    None: the proof is malformed.
+    """
     depth, other = len(proof.siblings), proof.other
-    if depth > depth_max or EMPTY in proof.siblings:  # an empty side has one encoding: nil
+    if depth > depth_max or EMPTY in proof.siblings:  # a half without rows has only one encoding, which is nil
         return None
     if other is not None:
         if rows or not _agree(other.path, path, depth) or _agree(other.path, path, depth_max):
             return None
         node = leaf_hash(other.path, other.value)
-    elif depth < depth_max and len(rows) > 1:  # a path continues where there is more than one row
+    elif depth < depth_max and len(rows) > 1:  # a path must continue while a subtree has more than one row
         return None
     else:
         node = _folded(rows, depth)
@@ -162,7 +179,7 @@ def _root(path: bytes, depth_max: int, proof: KeyProof, rows: list[Row]) -> byte
 
 
 def range_depth(root: TableRoot) -> int:
-    """Return the number of bits of the ranges in which a table is fetched. It is the same at all peers."""
+    """Return the number of bits that name a range when this table is downloaded. All peers compute the same number."""
     return (max(0, root.size - 1) // RANGE_BYTES).bit_length()
 
 
@@ -177,7 +194,7 @@ def encode_range_name(table: str, of: PathPrefix) -> bytes:
 
 
 def decode_range_name(name: bytes) -> tuple[str, PathPrefix]:
-    """Return a table and a range. Raises `RemoteProtocolError` if the name is not one of a range."""
+    """Return the table and the range of a name in requests. Raises `RemoteProtocolError` if the name is malformed."""
     table, _, of = name.decode(errors="replace").partition(":")
     if not table or len(of) > DEPTH_MAX or not set("01").issuperset(of):
         raise RemoteProtocolError("bad-request", f"{name!r} does not name a range of a table")
@@ -185,13 +202,13 @@ def decode_range_name(name: bytes) -> tuple[str, PathPrefix]:
 
 
 def _path(of: PathPrefix) -> bytes:
-    """Return the first path in a range."""
+    """Return the lowest path in a range."""
     assert len(of) <= DEPTH_MAX
     return int(of.ljust(DEPTH_MAX, "0"), 2).to_bytes(DEPTH_MAX // 8, "big")
 
 
 def _agree(one: bytes, other: bytes, bits: int) -> bool:
-    """Return whether two paths have the same first bits."""
+    """Return whether two paths agree in their first `bits` bits."""
     return (int.from_bytes(one, "big") ^ int.from_bytes(other, "big")) >> (DEPTH_MAX - bits) == 0
 
 

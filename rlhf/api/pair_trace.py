@@ -1,4 +1,7 @@
-"""Traces of the draws of a pair. They follow from the set and from the trainers of each round, because draws are hashes."""
+"""Traces of a preference pair: the training steps that drew it.
+
+Draws are hashes, so they follow from the set and from the trainers of each round.
+"""
 
 from __future__ import annotations
 
@@ -27,24 +30,24 @@ from training.corpus import read_manifest
 from training.job_spec import JobSpec
 from training.objectives.objective import InnerStep
 
-ID_DIGITS_MIN = 8  # digits of a task's id; a shorter number means a line
-LINE_BYTES = 8  # length of a pair's id that is the number of a line
-ACCEPTED = "accept"  # a verdict in stored rounds
+ID_DIGITS_MIN = 8  # least number of digits of a task's id; a shorter number is the number of a line
+LINE_BYTES = 8  # bytes of a pair's id if the id is the number of a line
+ACCEPTED = "accept"  # verdict of accepted proposals in stored rounds
 
 Read = Callable[[bytes, int], bytes]  # reads a blob: (digest, maximum size in bytes)
 
 
-Trainers = dict[bytes, bool]  # trainer with a proposal -> True if it was accepted
+Trainers = dict[bytes, bool]  # trainer with a proposal -> True if the proposal was accepted
 
 
 @dataclass(frozen=True, slots=True)
 class TracedJob:
-    """A job that learns from a set, with its known closed rounds."""
+    """A job that learns from a preference set, with its closed rounds that are known."""
 
     job: bytes
     spec: JobSpec
     rounds: dict[int, Trainers] = field(default_factory=dict)
-    unknown: int = 0  # closed rounds without a record
+    unknown: int = 0  # number of closed rounds of which no record is stored
 
 
 def read_preference_set(data: bytes, read: Read) -> list[PreferencePair]:
@@ -53,7 +56,10 @@ def read_preference_set(data: bytes, read: Read) -> list[PreferencePair]:
 
 
 def trace_pair(jobs: Sequence[TracedJob], sets: Mapping[bytes, AttestedPreferenceSet], read: Read, text: str) -> PairTraceView:
-    """Trace a pair in jobs, which are given in the order of their starts. Raises `UserError` if no set has the pair."""
+    """Return the steps that drew a pair in `jobs`, which are in the order of their starts.
+
+    Raises `UserError` if no set has the pair.
+    """
     view: PairTraceView | None = None
     for learned in jobs:
         data = learned.spec.data
@@ -79,7 +85,10 @@ def trace_pair(jobs: Sequence[TracedJob], sets: Mapping[bytes, AttestedPreferenc
 
 
 def find_pair(pairs: Sequence[PreferencePair], text: str) -> PreferencePair | None:
-    """Find a pair by the beginning of its task's id, or by its line in a file. Raises `UserError` for an ambiguous id."""
+    """Return the pair with this beginning of its task's id, or with this line number in a file.
+
+    None: no pair has. Raises `UserError` for an ambiguous id.
+    """
     wanted = text.strip().lower()
     if wanted.isdecimal() and len(wanted) < ID_DIGITS_MIN:
         line = int(wanted).to_bytes(LINE_BYTES, "big")
@@ -93,7 +102,10 @@ def find_pair(pairs: Sequence[PreferencePair], text: str) -> PreferencePair | No
 def iter_pair_draws(
     job: bytes, spec: JobSpec, pairs: Sequence[PreferencePair], pair: PreferencePair, rounds: Mapping[int, Trainers]
 ) -> Iterator[PairDrawView]:
-    """Yield the steps that drew a pair, in the order of rounds, trainers and steps. A step appears once."""
+    """Yield the steps that drew a pair, in the order of rounds, trainers and steps.
+
+    A step that drew the pair twice appears once.
+    """
     train = [other.id for other in split_held_out(pairs, spec.held_out_permille)[0]]
     if pair.id not in train:
         return
@@ -101,7 +113,8 @@ def iter_pair_draws(
     assert isinstance(kind, PairObjective)
     place = train.index(pair.id)
     hits = list[tuple[int, bytes, int, bool]]()
-    for trainer in sorted(set[bytes]().union(*rounds.values())):  # one trainer after another, so that the cache holds its order
+    # The loop handles one trainer after another, so that the cache of draw orders holds the trainer's order.
+    for trainer in sorted(set[bytes]().union(*rounds.values())):
         for number, trainers in rounds.items():
             if trainer in trainers:
                 for step in range(spec.local_steps):
@@ -126,7 +139,7 @@ def jobs_with_preferences(jobs: JobsState, store: LedgerStore) -> Iterator[Trace
 
 @dataclass
 class ExportedPairTrace:
-    """The trace of a pair in an export, as a query (`features.export_query`)."""
+    """A query of an exported ledger (`features.export_query`): the trace of a pair."""
 
     pair: str
     jobs: dict[bytes, TracedJob] = field(default_factory=dict)

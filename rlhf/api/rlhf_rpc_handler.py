@@ -53,10 +53,10 @@ from training.replicated.replicated_model import ReplicatedModel
 from training.round_context import EVALUATION_SECONDS, TrainingPeer
 from training.worker_protocol import WorkerFailed
 
-EVALUATION_FAILED = "evaluation_failed"  # marks a model that the worker could not measure
-EVALUATION_ENDS = (EVALUATION_SECONDS, EVALUATION_FAILED)  # one of them is stored after a measurement
+EVALUATION_FAILED = "evaluation_failed"  # name of the figure that marks a model as not measurable by the worker
+EVALUATION_ENDS = (EVALUATION_SECONDS, EVALUATION_FAILED)  # one of these figures is stored at the end of a measurement
 PREFERENCE_SET_STATISTICS = (WORD_COUNT, IDENTICAL, CONTRADICTORY)
-MEASURED_OBJECTIVES = (*PAIR_OBJECTIVES, INSTRUCT.name)  # objectives whose models are measured
+MEASURED_OBJECTIVES = (*PAIR_OBJECTIVES, INSTRUCT.name)  # objectives whose models a peer measures after the last round
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,10 @@ class RlhfRpcHandler(RlhfRpc):
         raise UserError("this peer has no running plan: `cancel JOB` ends a job")
 
     def _plan_of(self, job: str) -> tuple[bytes, tuning_plans.TuningPlan]:
-        """Return the running plan whose current job has this id or prefix. Raises `UserError` unless exactly one fits."""
+        """Return the running plan whose current job's id is or begins with `job`.
+
+        Raises `UserError` unless exactly one plan has.
+        """
         running = self._running_plans()
         found = [(key, plan) for key, plan in running.items() if plan.current.job.hex().startswith(job)]
         if len(found) != 1:
@@ -156,7 +159,10 @@ class RlhfRpcHandler(RlhfRpc):
         return found[0]
 
     async def _decided(self, text: str) -> tuple[PreferenceSetSource, list[PreferencePair]]:
-        """Derive the pairs that people have decided in a project so far. Raises `UserError`."""
+        """Return the pairs that people have decided in a project so far, with their source.
+
+        Raises `UserError` if there are none.
+        """
         state = self.peer.state
         if not runs_curation(state):
             raise UserError("this network does not run the module curation: a quorum of voters must run `upgrade curation 1`")
@@ -200,7 +206,7 @@ class RlhfRpcHandler(RlhfRpc):
             state = "failed" if failed else "waiting" if stage.spec else "forgotten"
             refusal = self._why_waiting(plan, stage) if plan.phase is tuning_plans.PlanPhase.RUNNING else ""
             view = StageView(stage.objective, stage.job.hex(), state, 0, stage.rounds, "", start_refusal=refusal)
-        if stage.accuracy is not None:  # decided by the voters
+        if stage.accuracy is not None:  # The voters have decided an accuracy.
             view = _with_accuracy(view, stage.accuracy, stage.rounds)
         return replace(view, failure=failed)
 
@@ -217,7 +223,7 @@ class RlhfRpcHandler(RlhfRpc):
         return f"{better} of {measured} found it better than chance, {needed} have to agree"
 
     async def _measured(self, stage: StageView) -> StageView:
-        """Add the figures of the newest model that this peer has measured, and the origin of the preferences."""
+        """Return the stage with figures of the newest model that this peer has measured. Add the origin of its preferences."""
         found = await trio.to_thread.run_sync(self.peer.store.measurements, bytes.fromhex(stage.job))
         told = add_metrics(stage, found)
         is_known = stage.state == FINISHED and bytes.fromhex(stage.job) in self.peer.state.jobs.jobs
@@ -228,7 +234,7 @@ class RlhfRpcHandler(RlhfRpc):
         return replace(told, preferences=describe_preference_source(self.peer.state, bytes.fromhex(stage.job)))
 
     def _measures(self, objective: str) -> bool:
-        """Return True if this peer measures last models of this objective without being asked."""
+        """Return True if this peer measures the last models of jobs with this objective without a request."""
         has_worker = self.peer.worker_client is not None
         return has_worker and self.peer.evaluates_models and objective in MEASURED_OBJECTIVES
 
@@ -243,7 +249,7 @@ class RlhfRpcHandler(RlhfRpc):
         found = await trio.to_thread.run_sync(peer.store.measurements, key)
         stage = _stage(key, known)
         figures = found.get(known.round, {})
-        # A voter reports an asked measurement, so it is repeated after a failure.
+        # A voter reports a measurement that it requested, so a failed one is repeated.
         is_due = (
             EVALUATION_SECONDS not in figures
             if asked
@@ -368,7 +374,7 @@ def _with_accuracy(view: StageView, found: PairAccuracy, rounds: int) -> StageVi
 
 
 def add_metrics(stage: StageView, found: Mapping[int, Mapping[str, float]]) -> StageView:
-    """Add stored figures: of the set from any round, of the model from the last measured round."""
+    """Return the stage with stored figures: figures of the set from any round, and of the model from the last measured round."""
     of_set = {
         name: value
         for _, figures in sorted(found.items())

@@ -1,6 +1,6 @@
-"""Construction of jobs that learn from a set of responses: their specifications, and their records.
+"""Construction of jobs that learn from a set of responses: the job's specification, and the records of its set.
 
-Unusable records are reported, and long ones are shortened to the context.
+Unusable records are reported. Records longer than the model's context can be shortened.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from training.round_context import TrainingPeer
 from training.transformer import BYTE_VOCABULARIES
 
 TokenizedSet = TokenizedPairs | TokenizedResponses
-EPOCHS_DEFAULT = 3  # used if the number of rounds is not given
+EPOCHS_DEFAULT = 3  # passes over the set if the number of rounds is not given
 
 
 def build_instruct_spec(peer: TrainingPeer, request: TrainRequest) -> JobSpec:
@@ -80,9 +80,9 @@ def build_supervised_spec(
     preset: dict[str, Any],
     field: str = "",
 ) -> tuple[JobSpec, dict[str, Any]]:
-    """Build a specification without its set. Returns it with the overrides of fields that all jobs have.
+    """Build a specification, still without its set. Return it with the parsed overrides of the fields that all jobs have.
 
-    `field` is the prefix of overrides in messages. Raises `UserError` for invalid overrides.
+    `field` is the prefix of overrides in error messages. Raises `UserError` for invalid overrides.
     """
     own, said = (
         parse_objective_overrides(overrides, kind.settings_type, frozenset())
@@ -110,7 +110,7 @@ def load_job_tokenizer(peer: TrainingPeer, model: JobSpec | InitialModel) -> Tok
 
 
 def tokenize_set(peer: TrainingPeer, spec: JobSpec, records: Sequence[PromptRecord], file: str) -> Any:
-    """Tokenize a set as the trainers of the job will. Raises `UserError` with the name of the file."""
+    """Tokenize a set as the trainers of the job will. Raises `UserError`, with the name of the file, for unusable records."""
     encode: Any = (
         tokenized_records.tokenize_responses
         if isinstance(spec.resolved_objective, SupervisedObjective)
@@ -125,7 +125,10 @@ def tokenize_set(peer: TrainingPeer, spec: JobSpec, records: Sequence[PromptReco
 def attach_set(
     peer: TrainingPeer, spec: JobSpec, records: Sequence[PromptRecord], tokens: TokenizedSet, rounds: int | None, epochs: int
 ) -> tuple[JobSpec, corpus.DataManifest]:
-    """Store a set as blobs, and return the specification with it. Without `rounds` the job has `epochs` epochs."""
+    """Store a set as blobs, and return the specification with the set's digest.
+
+    Without `rounds` the job has `epochs` passes over the set.
+    """
     digest = None if spec.tokenizer is None else corpus.tokens_digest(tokens)
     manifest = tokenized_records.preference_set_manifest(records, digest, peer.blobs.add_bytes)
     at_once = {"trainers": count_trainers(peer, spec.resolved_objective.role), "steps": spec.local_steps, "batch": spec.batch}
@@ -136,7 +139,10 @@ def attach_set(
 def parse_objective_overrides(
     overrides: dict[str, str], terms: type, apart: frozenset[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Parse overrides into settings of the objective, without the fields `apart`, and fields of the job. Raises `UserError`."""
+    """Parse overrides into a pair: settings of the objective, and fields of the job.
+
+    Settings in `apart` cannot be overridden. Raises `UserError` for an invalid override.
+    """
     kinds = typing.get_type_hints(terms)
     names = {field.name for field in dataclasses.fields(terms)} - apart
     own = {key: parse_field(kinds[key], key, text) for key, text in overrides.items() if key in names}
@@ -146,13 +152,13 @@ def parse_objective_overrides(
 def default_stop_token(peer: TrainingPeer, start: InitialModel, learns_to_end: bool) -> int:
     """Return the default stop token of a job.
 
-    | the initial model | stop token |
+    | if the initial model | the stop token is |
     |---|---|
-    | was trained with a stop token | the same |
-    | has an end-of-text token, and the job teaches it (`learns_to_end`) | the end-of-text token |
+    | was trained with a stop token | that token |
+    | has an end-of-text token, which the job teaches (`learns_to_end`) | the end-of-text token |
     | otherwise | a newline |
 
-    Raises `UserError` if several tokens contain a newline.
+    Raises `UserError` if the newline is needed, but more than one token contains a newline.
     """
     if start.stop is not None:
         return start.stop
@@ -163,7 +169,10 @@ def default_stop_token(peer: TrainingPeer, start: InitialModel, learns_to_end: b
 
 
 def find_newline_token(base: str, pieces: Tokenizer) -> int:
-    """Return the only token with a newline. Raises `UserError` if there are several, because none of them ends every line."""
+    """Return the only token that contains a newline.
+
+    Raises `UserError` if more tokens contain one, since then no token ends every line.
+    """
     found = [token for token in range(pieces.vocabulary) if b"\n" in pieces.decode([token])]
     (alone,) = pieces.encode(b"\n")
     if len(found) > 1:
@@ -175,17 +184,17 @@ def find_newline_token(base: str, pieces: Tokenizer) -> int:
 
 
 class TruncationSide(enum.StrEnum):
-    """The end at which a text is cut if it is longer than the context."""
+    """The end at which a record's text is cut if it is longer than the model's context."""
 
-    NOTHING = ""  # the record is invalid
-    LEFT = "left"  # the beginning of the prompt
-    RIGHT = "right"  # the end of each response
+    NOTHING = ""  # No text is cut: a record that is too long is invalid.
+    LEFT = "left"  # The beginning of the prompt is cut.
+    RIGHT = "right"  # The end of each response is cut.
 
 
 def prepare_records(
     file: str, spec: JobSpec, records: Sequence[R], tokenizer: Tokenizer, misfits: InvalidLines, truncate: TruncationSide
 ) -> tuple[list[R], PreparationCounts]:
-    """Return the usable records, shortened if necessary, and counts of the changes. Raises `UserError`."""
+    """Return the usable records, shortened if necessary, and counts of the changes. Raises `UserError` if none is usable."""
     found: list[R] = []
     shortened = 0
     for record in records:
@@ -204,7 +213,10 @@ def prepare_records(
 
 
 def count_stop_texts(records: Sequence[PromptRecord], tokenizer: Tokenizer, stop: int | None) -> int:
-    """Count responses with the stop text before their end. Generated responses will end there."""
+    """Count responses that contain the stop token's text before their end.
+
+    A trained model will end its responses at that text.
+    """
     text = b"" if stop is None else tokenizer.decode([stop])
     responses = (response.encode().removesuffix(text) for record in records for response in record.responses)
     return sum(text in response for response in responses) if text else 0
@@ -227,7 +239,7 @@ def _fitted(spec: JobSpec, record: R, tokenizer: Tokenizer, truncate: Truncation
 
 
 def _lengths(spec: JobSpec, record: R, tokenizer: Tokenizer) -> list[int]:
-    """Return the number of tokens of the prompt with each response."""
+    """Return, for each response, the number of tokens of the prompt followed by the response."""
     if not isinstance(spec.resolved_objective, SupervisedObjective):
         return [len(tokenizer.encode((record.prompt + response).encode())) for response in record.responses]
     prompt = len(tokenizer.encode(record.prompt.encode()))
@@ -238,7 +250,7 @@ def _lengths(spec: JobSpec, record: R, tokenizer: Tokenizer) -> list[int]:
 
 
 def _shortened(spec: JobSpec, record: R, tokenizer: Tokenizer, truncate: TruncationSide, excess: int) -> R | None:
-    """Return the record with fewer characters, or None if a text would be empty or no side may be cut."""
+    """Return the record with fewer characters, or None if a text would become empty or `truncate` allows no cut."""
     changed: dict[str, Any] = {}
     if truncate is TruncationSide.LEFT:
         changed["prompt"] = _cut(tokenizer, record.prompt, slice(excess, None))
@@ -252,5 +264,5 @@ def _shortened(spec: JobSpec, record: R, tokenizer: Tokenizer, truncate: Truncat
 
 
 def _cut(tokenizer: Tokenizer, text: str, kept: slice) -> str:
-    """Return the text of some tokens, without broken characters."""
+    """Return the part of a text that consists of the tokens `kept`, without incomplete characters."""
     return tokenizer.decode(tokenizer.encode(text.encode())[kept].tolist()).decode(errors="ignore")

@@ -47,28 +47,33 @@ from training.data import text_files
 from training.job_spec import JobSpec, PreparationCounts, complete_fields
 from training.round_context import TrainingPeer
 
-FIELDS_NOT_SET_BY_NAME = frozenset({"reward", "reward_model", "blocklist"})  # settings of a policy that `--set` does not accept
+FIELDS_NOT_SET_BY_NAME = frozenset({"reward", "reward_model", "blocklist"})  # settings not allowed in `--set`
 REWARD_PREFIX = "reward."  # prefix of the reward model's fields in `--set`
-SCORE_FIELD = "score"  # field that selects one of `REWARDS`
-PROMPTS_CHECKED_MAX = 1_000  # prompts tried before a list that blocks them all is refused: some seconds
+SCORE_FIELD = "score"  # field in `--set` that selects one of `REWARDS`
+# Prompts checked against a blocklist, which is refused if it blocks each of them; the check takes seconds.
+PROMPTS_CHECKED_MAX = 1_000
 UNTRAINED_BASE = ModelReference(bytes(32), 1, bytes(32))  # placeholder for a reward model that is not trained yet
 
 
-BuiltPlan = tuple[tuning_plans.StartPlan, Mapping[str, float]]  # the plan, and `PreferenceSetStatistics.odd` of its set
+# The plan, and the figures `odd` of its set (`PreferenceSetStatistics`).
+BuiltPlan = tuple[tuning_plans.StartPlan, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
 class TuningPlanBuilder:
-    """The request for a plan. Methods raise `UserError` for an invalid base, value or preference."""
+    """A person's request for a plan, with methods that build the plan.
+
+    They raise `UserError` for an invalid base, value or preference.
+    """
 
     peer: TrainingPeer
-    base: str  # a finished job, by name or id; empty: a new model, for a rule with its own vocabulary
+    base: str  # name or id of a finished job whose model is tuned; empty: a new model, for a rule with its own vocabulary
     name: str
-    iterations: int  # rounds of the policy; 0: only a reward model
-    epochs: int  # epochs of the job that learns from preferences
-    overrides: dict[str, str]  # values of `--set`; fields of the reward model begin with REWARD_PREFIX
-    blocklist: bytes  # a packed list of words that block a response; empty: none
-    skip_bad: bool = False  # leave out invalid lines of a file
+    iterations: int  # rounds of the policy; 0: the plan has only a reward model
+    epochs: int  # passes over the set in the job that learns from preferences
+    overrides: dict[str, str]  # values of `--set`; names of the reward model's fields begin with REWARD_PREFIX
+    blocklist: bytes  # packed list of words that block a response; empty: no list
+    skip_bad: bool = False  # Invalid lines of a file are left out.
     truncate: TruncationSide = TruncationSide.NOTHING  # end at which long texts of a file are cut
     ignore_accuracy: bool = False  # the policy starts with any accuracy of its reward model
 
@@ -100,7 +105,7 @@ class TuningPlanBuilder:
             )
 
     def build_reward_model_plan(self, given: str | list[PreferencePair], source: PreferenceSetSource | None) -> BuiltPlan:
-        """Build a plan of a reward model and a policy. `given` is the pairs, or the path of a file with them."""
+        """Build a plan of a reward model and a policy. `given` is a list of pairs, or the path of a file of pairs."""
         called = f"{self.name}-reward" if self.name else "reward"
         of = initial_model_from_job(self.peer, self.base, "--base")
         kind, rest = parse_reward_overrides(self.reward_overrides)
@@ -126,7 +131,7 @@ class TuningPlanBuilder:
         return self._plan(spec, found, tokens, said.get("rounds"), source, unread)
 
     def build_dpo_plan(self, given: str | list[PreferencePair], source: PreferenceSetSource | None) -> BuiltPlan:
-        """Build a plan of one DPO job."""
+        """Build a plan of one DPO job. `given` is a list of pairs, or the path of a file of pairs."""
         of = initial_model_from_job(self.peer, self.base, "--base")
         spec, said = build_supervised_spec(self.peer, DPO, of, self.name or DPO.name, self.overrides, job_presets.DPO_JOB)
         found, file, preparation = self._prepared(given, spec)
@@ -151,7 +156,10 @@ class TuningPlanBuilder:
     def _prepared(
         self, given: str | list[PreferencePair], spec: JobSpec
     ) -> tuple[list[PreferencePair], str, PreparationCounts | None]:
-        """Return the pairs, their source for messages, and the counts of a file. Pairs of a project are not changed."""
+        """Return the pairs, the name of their source for messages, and counts of changed lines.
+
+        Pairs of a project are not changed and have no counts.
+        """
         if not isinstance(given, str):
             return given, "--project", None
         file, misfits = Path(given).name, InvalidLines(self.skip_bad)
@@ -206,7 +214,7 @@ class TuningPlanBuilder:
 
 
 def _require_measurable(learned: tokenized_records.TokenizedPairs) -> None:
-    """Raise `UserError` if too few pairs are held out to tell any reward model from chance."""
+    """Raise `UserError` if too few pairs are held out: even a perfect reward model could not be told from chance."""
     decided = int((learned.held_out_split.p != 0.5).sum())
     if not can_beat_chance(decided):
         few = (
@@ -218,7 +226,10 @@ def _require_measurable(learned: tokenized_records.TokenizedPairs) -> None:
 
 
 def parse_reward_overrides(of_reward: dict[str, str]) -> tuple[RewardModelObjective, dict[str, str]]:
-    """Return the objective of the reward model, by default `reward-mean`, and its other overrides. Raises `UserError`."""
+    """Return the objective of the reward model, by default `reward-mean`, and the remaining overrides.
+
+    Raises `UserError` for an unknown objective.
+    """
     read = of_reward.get(SCORE_FIELD, MEAN)
     if read not in REWARDS:
         raise UserError(f"--set {REWARD_PREFIX}{SCORE_FIELD}={read}: must be one of {', '.join(REWARDS)}")
@@ -226,7 +237,10 @@ def parse_reward_overrides(of_reward: dict[str, str]) -> tuple[RewardModelObject
 
 
 def build_toy_spec(reward: str, rounds: int, name: str, overrides: dict[str, str], liars: int) -> JobSpec:
-    """Build a job without a base, for a rule with its own vocabulary. The reference is a new model. Raises `UserError`."""
+    """Build a job without a base, for a rule with its own vocabulary.
+
+    Its reference is a new model. Raises `UserError` for another rule.
+    """
     rule = RULES.get(reward.removeprefix(RULE_PREFIX))
     if rule is None or rule.vocabulary is None:
         alone = ", ".join(RULE_PREFIX + known.name for known in RULES.values() if known.vocabulary is not None)
@@ -238,7 +252,10 @@ def build_toy_spec(reward: str, rounds: int, name: str, overrides: dict[str, str
 
 
 def parse_ppo_overrides(overrides: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Parse overrides of a policy into settings of the objective and fields of the job. Raises `UserError`."""
+    """Parse overrides of a policy into a pair: settings of the objective, and fields of the job.
+
+    Raises `UserError` for an invalid override.
+    """
     return parse_objective_overrides(overrides, PpoSettings, FIELDS_NOT_SET_BY_NAME)
 
 
@@ -251,7 +268,7 @@ def _read(file: str, misfits: InvalidLines) -> list[PreferencePair]:
 
 
 def pack_word_file(file: str) -> bytes:
-    """Read a file of words into a packed list. Raises `UserError`."""
+    """Return the packed list of the words in a file. Raises `UserError` for an invalid or unreadable file."""
     from rlhf.moderation.word_matcher import parse_word_list
 
     try:
@@ -261,7 +278,7 @@ def pack_word_file(file: str) -> bytes:
 
 
 def _require_prompt(trained: list[PreferencePair], listed: bytes) -> None:
-    """Raise `UserError` if the list blocks all of the first `PROMPTS_CHECKED_MAX` prompts."""
+    """Raise `UserError` if the blocklist `listed` blocks each of the first `PROMPTS_CHECKED_MAX` prompts."""
     texts, known = tokenized_records.prompt_texts(trained)[:PROMPTS_CHECKED_MAX], blocklist.Blocklist(listed)
     if texts and all(known.blocks_text(text.encode()) for text in texts):
         raise UserError(

@@ -1,14 +1,14 @@
 """Data set files in JSONL, or as one JSON array. The forms of public data sets are converted to prompts and responses.
 
-| fields of a line | form of | response |
+| fields of a line | a form of | the response is |
 |---|---|---|
-| `prompt`, `response` or `completion` | TRL | the completion |
-| `prompt`, `completion`, `label` | KTO | the completion, if its label is true; other lines are left out and counted |
+| `prompt`, `response` or `completion` | TRL | `response` or `completion` |
+| `prompt`, `completion`, `label` | KTO | the completion, if the label is true; other lines are left out and counted |
 | `instruction`, `input`, `output`, `system`, `history` | Alpaca | the output |
 | `conversations` with `from`, `value` | ShareGPT | the last message |
 | `messages` with `role`, `content` | OpenAI, TRL | the last message, of the role `assistant` |
-| `prompt`, `chosen`, `rejected`, perhaps `p` | TRL | two texts, or two lists of messages that differ in the last one |
-| `chosen`, `rejected` with whole transcripts | HH-RLHF | the text behind the last `Assistant:` that both share |
+| `prompt`, `chosen`, `rejected`, perhaps `p` | TRL | each text, or the last message of each list; the other messages are equal |
+| `chosen`, `rejected` with whole transcripts | HH-RLHF | the text after the last `Assistant:` that the transcripts share |
 """
 
 from __future__ import annotations
@@ -20,20 +20,23 @@ from typing import Any, BinaryIO, Final, TypeVar
 
 from protocol.errors import UserError
 
-LINE_BYTES_MAX: Final = 1 << 20  # a line is parsed in memory
-ARRAY_BYTES_MAX: Final = 64 << 20  # an array is parsed in memory, where its Python objects take ten times as much
-MISFITS_NAMED_MAX: Final = 20  # invalid lines that are reported with a reason: one screen
+LINE_BYTES_MAX: Final = 1 << 20  # bytes of a line, which is parsed in memory
+ARRAY_BYTES_MAX: Final = 64 << 20  # bytes of an array, which is parsed in memory; its Python objects need ten times as many
+MISFITS_NAMED_MAX: Final = 20  # invalid lines that an error names with a reason: one screen
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 T = TypeVar("T")
 
 
 class InvalidLines:
-    """Invalid lines of a file, the first ones with reasons. They are an error, unless `--skip-bad` leaves them out."""
+    """The invalid lines of a file: their number, and reasons for the first ones.
+
+    Any is an error, unless `--skip-bad` leaves them out.
+    """
 
     def __init__(self, skip_bad: bool | None = None) -> None:
         """Make an empty collection. `skip_bad` is None if the command has no `--skip-bad`."""
         self._skip_bad = skip_bad
-        self.unwanted = 0  # lines with a bad label or a zero weight
+        self.unwanted = 0  # number of lines with a false label or weight 0, which are left out without an error
         self._named: list[str] = []
         self._count = 0
 
@@ -47,7 +50,7 @@ class InvalidLines:
             self._named.append(str(reason))
 
     def raise_if_any(self) -> None:
-        """Raise `UserError` with the first invalid lines, unless they are skipped."""
+        """Raise `UserError` with the first invalid lines, if there are any and `--skip-bad` does not leave them out."""
         if not self._count or self._skip_bad:
             return
         is_optional = self._skip_bad is not None
@@ -67,9 +70,10 @@ def read_records(
     make: Callable[[int, dict[str, Any]], T | None],
     misfits: InvalidLines,
 ) -> list[T]:
-    """Make a record of each line. `make` returns None for unwanted lines, and messages call a record `what`.
+    """Return the records that `make` builds from the number and the fields of each line.
 
-    Raises `UserError` for invalid lines, unless `misfits` skips them, and for a file without a record.
+    For an unwanted line, `make` returns None. `what` is the noun for a record in messages. Raises `UserError` for invalid lines,
+    unless `misfits` skips them, and for a file without a record.
     """
     made: list[T] = []
     for number, line in _lines(name, stream, lines_max):
@@ -89,13 +93,13 @@ def read_records(
 
 
 def read_rows(name: str, stream: BinaryIO, example: str, lines_max: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield line numbers, from 1, with their objects. Empty lines are ignored. Raises `UserError` for an invalid line."""
+    """Yield (line number, from 1, and JSON object) for each line that is not empty. Raises `UserError` for an invalid line."""
     for number, line in _lines(name, stream, lines_max):
         yield number, _parsed(f"{name}:{number}", line, example)
 
 
 def _lines(name: str, stream: BinaryIO, lines_max: int) -> Iterator[tuple[int, Any]]:
-    """Yield the numbers and bytes of lines that are not empty, or the numbers and parsed elements of an array."""
+    """Yield (number, bytes) of each line that is not empty, or if the file is an array, (number, parsed element)."""
     first = stream.readline(LINE_BYTES_MAX + 1).removeprefix(BYTE_ORDER_MARK)
     array = _array(name, first, stream) if first.lstrip().startswith(b"[") else None
     if isinstance(array, list):
@@ -149,7 +153,7 @@ def _parsed(where: str, line: Any, example: str) -> dict[str, Any]:
         row = json.loads(line.decode()) if isinstance(line, bytes) else line
     except UnicodeDecodeError:
         raise UserError(f"{where}: not UTF-8 text: save the file as UTF-8") from None
-    except json.JSONDecodeError as error:  # not `str(error)`, which counts lines from 1 in this line
+    except json.JSONDecodeError as error:  # `str(error)` would name line 1.
         raise UserError(f"{where}: invalid JSON: {error.msg} at character {error.pos + 1}") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: invalid JSON: {error}") from None
@@ -160,7 +164,7 @@ def _parsed(where: str, line: Any, example: str) -> dict[str, Any]:
 
 # Forms ------------------------------------------------------------------------------------------------------------------
 
-# Texts of messages by role. `peer chat --template 'User: {}\nAssistant: '` uses the same form.
+# Texts of messages by role. `peer chat --template` gives a prompt of the same form with 'User: {}\nAssistant: '.
 FORMS: Final = {"system": "{}\n", "user": "User: {}\nAssistant: ", "assistant": "{}\n"}
 ANSWER: Final = "assistant"  # role of responses
 ANSWERS: Final = ("chosen", "rejected", "response")
@@ -173,7 +177,7 @@ ROLES: Final = {
     "model": ANSWER,
     "bot": ANSWER,
 }
-TEXT_PARTS: Final = ("text", "input_text", "output_text")  # types of text in a content with parts
+TEXT_PARTS: Final = ("text", "input_text", "output_text")  # types of parts that contain text, in a message's content
 CALLS: Final = ("tool_calls", "function_call")
 TURN: Final = re.compile(r"^(?:Assistant|A):", re.MULTILINE)  # begins an answer in transcripts without a prompt
 NEXT_TURN: Final = re.compile(r"\n\n(?:Human|H):")
@@ -183,7 +187,10 @@ Messages = list[tuple[str, str]]
 
 
 def is_positive_example(where: str, row: dict[str, Any]) -> bool:
-    """Return False for a bad KTO label, or for weight 0 of the last message. Raises `UserError` for an unknown label."""
+    """Return False if the line is an example of a bad response: its KTO label is false, or its last message has weight 0.
+
+    Raises `UserError` for an unknown label.
+    """
     turns = row.get("messages")
     if isinstance(turns, list) and turns and isinstance(turns[-1], dict) and turns[-1].get("weight") == 0:
         return False
@@ -196,10 +203,10 @@ def is_positive_example(where: str, row: dict[str, Any]) -> bool:
 
 
 def to_plain_texts(where: str, row: dict[str, Any]) -> dict[str, Any]:
-    """Convert a line to plain texts in `prompt` and `response`, or in `prompt`, `chosen` and `rejected`.
+    """Return the fields of a line with plain texts in `prompt` and `response`, or in `prompt`, `chosen` and `rejected`.
 
-    The last message is the response, and the messages before it are the prompt. They replace a `prompt` that is a text. Raises
-    `UserError` for messages with tools or other contents than text.
+    If the line has messages, the last one becomes the response, and the messages before it replace a `prompt` that is a text.
+    Raises `UserError` for messages with tools or with contents that are no text.
     """
     row = dict(row)
     if row.get("tools"):
@@ -219,7 +226,7 @@ def to_plain_texts(where: str, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name_response(row: dict[str, Any]) -> None:
-    """Rename the response to `response`, and the turns before a pair of answers to `prompt`."""
+    """Store a line's response under `response`, whatever its field's name. Store messages before two answers under `prompt`."""
     turns = next((row[name] for name in ("messages", "conversations", "conversation") if name in row), None)
     if "response" not in row:
         name = next((name for name in ("completion", "output", "answer") if name in row), None)
@@ -261,7 +268,10 @@ def _split_messages(where: str, row: dict[str, Any], said: dict[str, Messages]) 
 
 
 def _split_transcripts(where: str, row: dict[str, Any]) -> None:
-    """Cut two transcripts at the last answer in their common part. Raises `UserError` if they differ in earlier turns."""
+    """Cut two transcripts where the last answer begins in their common part.
+
+    Raises `UserError` if the transcripts differ in earlier turns.
+    """
     chosen, rejected = row["chosen"], row["rejected"]
     length = next((at for at, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other), None)
     common = min(chosen, rejected, key=len) if length is None else chosen[:length]
@@ -299,7 +309,7 @@ def _message(where: str, name: str, message: Any) -> tuple[str, str]:
 
 
 def _content(where: str, name: str, content: Any) -> str:
-    """Return the text of a content, or the concatenated texts of its parts."""
+    """Return the text of a message's content, or the concatenated texts of the content's parts."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else [None]

@@ -1,7 +1,7 @@
-"""Statistics of a preference set: odd pairs, and the accuracy of a word-count model. numpy only; no vote depends on them.
+"""Statistics of a preference set: odd pairs, and the accuracy of a word-count model. Uses only numpy.
 
-The word-count model is a baseline for reward models: Bradley–Terry over hashed counts of words, and of word bigrams if these
-help. It ignores the prompt, and the order of words beyond bigrams.
+The word-count model is a baseline for reward models: a Bradley–Terry model over hashed counts of words, and of word bigrams if
+bigrams make it more accurate. It ignores the prompt, and the order of words beyond bigrams. No vote depends on the statistics.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ import numpy.typing as npt
 from rlhf.data.preference_sets import PERMILLE, PreferencePair, is_held_out
 from rlhf.pair_accuracy import CONTRADICTORY, IDENTICAL, MEASURED_PAIRS_MAX, WORD_COUNT
 
-WORD_FEATURES: Final = 1 << 15  # hash buckets of words; collisions are rare among some thousands of words
-FEATURES: Final = 2 * WORD_FEATURES  # the second half is for bigrams
-STEPS: Final = 100  # steps of Nesterov's method, after which the weights no longer move
-PENALTIES: Final = (0.003, 0.01, 0.03, 0.1)  # candidates, per pair; chosen by accuracy on pairs that are kept back
+WORD_FEATURES: Final = 1 << 15  # hash buckets for words; collisions are rare among thousands of words
+FEATURES: Final = 2 * WORD_FEATURES  # hash buckets of all features: the second half is for bigrams
+STEPS: Final = 100  # steps of Nesterov's method, after which the weights hardly change
+# Candidates for the penalty per pair; the choice is the most accurate one on pairs not fitted.
+PENALTIES: Final = (0.003, 0.01, 0.03, 0.1)
 KEPT_BACK_PERMILLE: Final = 200
-CHARACTERS_MAX: Final = 1 << 20  # characters that the word-count model learns from: some seconds of one processor
+CHARACTERS_MAX: Final = 1 << 20  # most characters that the word-count model is fitted to: seconds of one processor
 T = TypeVar("T")
 
 Weights = npt.NDArray[np.float64]
@@ -48,7 +49,7 @@ class _FeatureDifferences:
         return np.bincount(self.column, self.value * of_pairs[self.row], FEATURES).astype(np.float64)
 
     def part(self, pairs: npt.NDArray[np.bool_], features_used: int) -> _FeatureDifferences:
-        """Return the rows of some pairs, and the first `features_used` columns."""
+        """Return the matrix with the rows of the pairs in the mask, and with only the first `features_used` columns."""
         chosen = pairs[self.row] & (self.column < features_used)
         number = np.cumsum(pairs) - 1
         return _FeatureDifferences(number[self.row[chosen]], self.column[chosen], self.value[chosen], self.p[pairs])
@@ -72,7 +73,8 @@ def hash_features(text: str) -> Counter[int]:
 def _fit(of: _FeatureDifferences, penalty: float) -> Weights:
     """Return the weights that minimize the sum over the pairs of −p·log σ(d) − (1 − p)·log σ(−d) + penalty/2·|w|²."""
     weights, decay = np.zeros(FEATURES), penalty * len(of.p)
-    rate = 1 / (1.1 * of.largest / 4 + decay)  # the logistic loss has curvature ≤ 1/4; power iteration underestimates
+    # The logistic loss has a curvature of at most 1/4. The factor 1.1 is a margin, because power iteration underestimates.
+    rate = 1 / (1.1 * of.largest / 4 + decay)
     ahead, momentum = weights, 1.0
     for _ in range(STEPS):
         slope = 1 / (1 + np.exp(-(of @ ahead))) - of.p
@@ -83,7 +85,10 @@ def _fit(of: _FeatureDifferences, penalty: float) -> Weights:
 
 
 def fit_word_counts(pairs: Sequence[PreferencePair]) -> Weights:
-    """Fit the word-count model with the best penalty, and with bigrams if they help."""
+    """Return the weights of the word-count model.
+
+    The penalty, and the use of bigrams, are those with the best accuracy on pairs that are not fitted.
+    """
     whole = _differences(pairs)
     is_kept = np.array([is_held_out(f"penalty {pair.id.hex()}", KEPT_BACK_PERMILLE) for pair in pairs])
     kept_back, others = whole.part(is_kept, FEATURES), whole.part(~is_kept, FEATURES)
@@ -99,7 +104,10 @@ def score_texts(weights: Weights, texts: Iterable[str]) -> list[float]:
 
 
 def word_count_accuracy(weights: Weights, pairs: Sequence[PreferencePair]) -> float | None:
-    """Return the share of pairs whose better response scores higher. Equal scores count half. Ties of people are left out."""
+    """Return the share of pairs whose better response scores higher.
+
+    Pairs with equal scores count half. Pairs that people called a tie are left out.
+    """
     return _accuracy(weights, _differences(pairs))
 
 
@@ -130,13 +138,16 @@ class PreferenceSetStatistics:
 
     @cached_property
     def figures(self) -> dict[str, float]:
-        """The statistics by name. The word-count accuracy uses the same pairs as a model's, and is missing if all are ties."""
+        """The statistics by name.
+
+        The word-count accuracy uses the held-out pairs of the reward model's accuracy. It is missing if all those pairs are ties.
+        """
         found = word_count_accuracy(fit_word_counts(self._trained), self._held_out)
         return self.odd | ({} if found is None else {WORD_COUNT: found})
 
 
 def odd_pairs(pairs: Iterable[PreferencePair]) -> dict[str, float]:
-    """Count pairs with identical responses, and pairs that another pair with the same texts contradicts."""
+    """Return the number of pairs with identical responses, and of pairs that another pair with the same texts contradicts."""
     identical, opinions = 0, defaultdict[tuple[str, ...], list[bool]](list)
     for pair in pairs:
         if pair.first == pair.second:
@@ -156,6 +167,6 @@ def evenly_spaced(items: Sequence[T], count_max: int) -> list[T]:
 
 
 def _sample(pairs: Sequence[PreferencePair]) -> list[PreferencePair]:
-    """Return evenly spaced pairs with about `CHARACTERS_MAX` characters at most."""
+    """Return all pairs, or if their texts are longer, evenly spaced ones with about `CHARACTERS_MAX` characters."""
     characters = sum(len(pair.first) + len(pair.second) for pair in pairs)
     return evenly_spaced(pairs, len(pairs) * CHARACTERS_MAX // max(characters, CHARACTERS_MAX))

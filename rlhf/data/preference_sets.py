@@ -1,7 +1,8 @@
 """Sets of preferences or of instruction examples: their bytes, their parsing from files, and their held-out part.
 
-A set is a sequence of records with ascending ids. Each record follows its length (u32, big-endian). Peers exchange a set like a
-training text: in shards under a `training.corpus.DataManifest`. The manifest's digest is the name of the set.
+A set is a sequence of records with ascending ids. Each record is preceded by its length in bytes (u32, big-endian). Peers
+exchange a set like a training text: in shards under a `training.corpus.DataManifest`. The manifest's digest is the name of the
+set.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from protocol.errors import RemoteProtocolError, UserError
 from rlhf.data.dataset_files import LINE_BYTES_MAX, InvalidLines, is_positive_example, read_records, to_plain_texts
 
 PERMILLE: Final = 1_000
-HELD_OUT_PERMILLE: Final = 100  # prompts of a thousand that are used only for measurements
-PAIRS_MAX: Final = PAGES_MAX * PAGE_TASKS_MAX  # the maximum number of tasks of a project: a million
-UTF8_BYTES_MAX: Final = 4  # bytes per character
-PAIR_BYTES_MAX: Final = 3 * UTF8_BYTES_MAX * TEXT_CHARACTERS_MAX + 64  # three texts, and less than 64 bytes for id and p
+HELD_OUT_PERMILLE: Final = 100  # of 1,000 prompts, the number used only for measurements
+PAIRS_MAX: Final = PAGES_MAX * PAGE_TASKS_MAX  # pairs of a set: the maximum number of tasks of a project, a million
+UTF8_BYTES_MAX: Final = 4  # largest number of bytes of a character in UTF-8
+PAIR_BYTES_MAX: Final = 3 * UTF8_BYTES_MAX * TEXT_CHARACTERS_MAX + 64  # three texts, and less than 64 bytes for id and `p`
 assert 3 * 2 * len(r"\uXXXX") * TEXT_CHARACTERS_MAX < LINE_BYTES_MAX, "a line holds any three texts, however they are escaped"
 LENGTH_BYTES: Final = 4
 RESPONSE_EXAMPLE: Final = '{"prompt": "…", "response": "…"}'
@@ -34,7 +35,7 @@ PAIR_EXAMPLE: Final = '{"prompt": "…", "chosen": "…", "rejected": "…"}'
 
 @dataclass(frozen=True, slots=True)
 class PreferencePair:
-    id: Annotated[bytes, Length(1, 32)]  # task of a project, or line of a file as u64, big-endian
+    id: Annotated[bytes, Length(1, 32)]  # id of the pair's task in a project, or line number in a file as u64, big-endian
     prompt: Text
     first: Text
     second: Text
@@ -47,7 +48,7 @@ class PreferencePair:
 
 @dataclass(frozen=True, slots=True)
 class InstructionExample:
-    id: Annotated[bytes, Length(1, 32)]  # line of a file as u64, big-endian
+    id: Annotated[bytes, Length(1, 32)]  # line number in a file as u64, big-endian
     prompt: Text
     response: Text
 
@@ -154,7 +155,10 @@ def _permille(where: str, p: Any) -> int:
 
 
 def is_held_out(prompt: str, permille: int = HELD_OUT_PERMILLE) -> bool:
-    """Return True if a hash of the prompt selects it. So all responses to one prompt are on the same side, in every set."""
+    """Return True if a hash of the prompt selects it for measurements.
+
+    So, in every set, all records with one prompt are on the same side of the split.
+    """
     digest = hashlib.sha256(b"folkmoot/held-out/1" + prompt.encode()).digest()
     return int.from_bytes(digest[:8], "big") % PERMILLE < permille
 
@@ -178,7 +182,7 @@ def split_held_out(records: Sequence[R], permille: int = HELD_OUT_PERMILLE) -> t
 
 
 def _held_out_alone(records: Sequence[R], permille: int) -> list[bool]:
-    """Return for each record whether it is held out, by a hash of its texts. No record of a small set is held out."""
+    """Return for each record whether it is held out, by a hash of the record's texts. In a small set, no record is held out."""
     texts = (("folkmoot/held-out/2", record.prompt, *record.responses) for record in records)
     keys = [hashlib.sha256(codec.encode(text)).digest() for text in texts]
     distinct = sorted(set(keys))  # equal records stay on one side
@@ -187,5 +191,5 @@ def _held_out_alone(records: Sequence[R], permille: int) -> list[bool]:
 
 
 def rounds_for_epochs(epochs: int, pairs: int, *, trainers: int, steps: int, batch: int) -> int:
-    """Return the number of rounds in which `trainers` trainers together draw `epochs` · `pairs` pairs."""
+    """Return the number of rounds in which `trainers` trainers together draw at least `epochs` · `pairs` pairs."""
     return math.ceil(Fraction(epochs * pairs, trainers * steps * batch))

@@ -1,4 +1,7 @@
-"""Sets of prompts and responses as token ids, the draw of records for a step, and the arrays of a batch. numpy only."""
+"""Sets of prompts and responses as token ids, the draw of records for a training step, and the arrays of a batch.
+
+Uses only numpy.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from training.data.token_sequences import TokenArray, TokenizedText
 from training.data.tokenizer import Tokenizer
 from training.job_spec import JobSpec
 
-PAIRS_A_BEAT: Final = 256  # pairs tokenized between two heartbeats: some milliseconds
+PAIRS_A_BEAT: Final = 256  # pairs tokenized between two heartbeats of the worker: some milliseconds
 T = TypeVar("T", bound=TokenizedText)
 
 
@@ -38,11 +41,11 @@ T = TypeVar("T", bound=TokenizedText)
 class PairSplit:
     """Positions of the texts of records in an array of tokens. A text is a prompt followed by one response.
 
-    Text 2i is the prompt of pair i with the first response, text 2i + 1 with the second.
+    Text 2i is the prompt of pair i with the first response. Text 2i + 1 is the prompt with the second response.
     """
 
-    starts: npt.NDArray[np.int64]  # (texts + 1,): start of each text, then the end of the last one
-    p: npt.NDArray[np.float32]  # (records,): probability that the first response is better; 1 for examples
+    starts: npt.NDArray[np.int64]  # (texts + 1,): start of each text, and last the end of the last text
+    p: npt.NDArray[np.float32]  # (records,): probability that the first response is better; 1 for instruction examples
 
     def __len__(self) -> int:
         """Return the number of records."""
@@ -55,7 +58,7 @@ class TokenizedPairs(TokenizedText):
 
     train_split: PairSplit
     held_out_split: PairSplit
-    prompts: npt.NDArray[np.int64]  # (M + 1,): start of each prompt in `train`, then the end of the last one
+    prompts: npt.NDArray[np.int64]  # (prompts + 1,): start of each prompt in `train`, and last the end of the last prompt
     statistics: PreferenceSetStatistics
 
 
@@ -97,7 +100,10 @@ def prompt_texts(pairs: Iterable[PreferencePair]) -> list[str]:
 def tokenize_all(
     spec: JobSpec, pairs: Sequence[PreferencePair], tokenizer: Tokenizer, on_block: Callable[[], None] = lambda: None
 ) -> tuple[TokenArray, PairSplit]:
-    """Tokenize pairs, without a split. Raises `UserError` for the first pair that is longer than the context."""
+    """Tokenize pairs, without splitting off held-out ones.
+
+    Raises `UserError` for the first pair that is longer than the model's context.
+    """
     texts: list[TokenArray] = []
     for number, pair in enumerate(pairs):
         both = [tokenizer.encode((pair.prompt + response).encode()) for response in (pair.first, pair.second)]
@@ -133,7 +139,7 @@ def pair_batch(tokens: TokenArray, side: PairSplit, numbers: npt.NDArray[np.int6
 
 @dataclass(frozen=True, slots=True)
 class ResponseSplit(PairSplit):
-    """A `PairSplit` for pairs or single responses, with the starts of responses and their log-probabilities."""
+    """A `PairSplit` of pairs or of single responses, with the start and the log-probability of each response."""
 
     responses: npt.NDArray[np.int64]  # (texts,): start of the response of each text
     reference: npt.NDArray[np.float32]  # (texts,): log-probability of the response under the reference; NaN: not computed yet
@@ -198,7 +204,10 @@ def append_stop_token(response: TokenArray, stop: int | None) -> TokenArray:
 
 
 def response_batch(tokens: TokenArray, side: ResponseSplit, texts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], ...]:
-    """Return inputs, next tokens, and the mask of response tokens among these, each (B, S), for B texts. Padded at the end."""
+    """Return inputs, next tokens, and the mask of the next tokens that belong to the response.
+
+    Each has the shape (B, S) for B texts, padded at the end.
+    """
     starts, ends = side.starts[texts], side.starts[texts + 1]
     shape = (len(texts), int((ends - starts).max()) - 1)
     x, y, mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.bool_)
@@ -237,7 +246,10 @@ def draw_pairs(job: bytes, round: int, trainer: bytes, step: int, *, count: int,
 def draw_pairs_by_epoch(
     job: bytes, round: int, trainer: bytes, step: int, *, steps: int, count: int, pairs: int, seed: int
 ) -> npt.NDArray[np.int64]:
-    """Draw pairs without repetition: each pass of a trainer over the pairs has its own order. `steps` are steps per round."""
+    """Draw the `count` pairs of one step without repetition: each pass of a trainer over the pairs has its own order.
+
+    `steps` is the number of steps per round.
+    """
     first = (round * steps + step) * count
     places = np.arange(first, first + count, dtype=np.int64)
     passes: npt.NDArray[np.int64] = places // pairs
@@ -262,9 +274,9 @@ def _open_set(
     tokenized: bool = False,
     named: bytes | None = None,
 ) -> T:
-    """Open a set and tokenize it for a job, as `training.corpus.open_tokens` does with a text.
+    """Return a stored set, tokenized for a job. `training.corpus.open_tokens` does the same with a text.
 
-    Raises `UserError` for records that the job cannot use, or for tokens other than `named`.
+    Raises `UserError` for records that the job cannot use, or for tokens with another digest than `named`.
     """
     if tokenized:
         raise UserError(f"{path} contains tokens, but this job learns from prompts and responses")

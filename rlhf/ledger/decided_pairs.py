@@ -17,12 +17,13 @@ PageOf = Callable[[bytes, TaskPageRow], TaskPageBlob | None]
 
 
 def decided_pairs(state: CurationState, project: bytes, height: int, page: PageOf) -> list[PreferencePair]:
-    """Return the pairs of a project that people decided up to `height`, sorted by id. Equal states give equal pairs.
+    """Return the pairs of a project that people decided up to `height`, sorted by id.
 
-    `page` returns the tasks of a page by its key and row, or None if the blob is not a valid page. Pairs with two bad responses
-    and redacted pairs are left out. p is the first response's share of the votes, where a tie counts as half. The labelled
-    response gets at least 1/2, because the label weighs the votes and can change when the project closes. It gets 1 if a
-    reviewer decided without votes. Raises `UserError` if this is not a project of pairs.
+    Equal states give equal pairs. `page` returns the tasks of a page, given the page's key and row, or None if the blob is not a
+    valid page. Redacted pairs are left out, and pairs whose responses were both called bad. A pair's p is the first response's
+    share of the votes, where a tie counts as half. The share of the labelled response is raised to at least 1/2, because the
+    label weighs the votes and can change when the project closes. The share is 1 if a reviewer decided without votes. Raises
+    `UserError` if `project` is not a project of pairs.
     """
     pairs: list[PreferencePair] = []
     for key, entry, settled in decided_pages(state, project, height):

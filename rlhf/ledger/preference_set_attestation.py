@@ -4,10 +4,10 @@ The ledger holds only digests of a project's pages, so its rules cannot derive t
 height and a set. Each voter derives the set from the ledger and the pages (`rlhf.ledger.decided_pairs`), and
 attests its result in a transaction. After each block, while the set is undecided:
 
-| attestations of the present voters | the plan |
+| if, by the attestations of the current voters | the plan |
 |---|---|
-| any, if a task of the set was redacted after the plan was decided | is cancelled |
-| too many voters derived another set, or none, for a quorum | is cancelled |
+| a task of the set was redacted after the plan was decided (in any case) | is cancelled |
+| a quorum is impossible, because too many voters derived another set or none | is cancelled |
 | a quorum derived the plan's set | starts; the set is decided |
 | otherwise | waits |
 
@@ -33,15 +33,16 @@ from protocol.codec import Count, Digest, Key, Length
 from protocol.errors import UserError
 from protocol.limits import VOTERS_MAX
 
-Row = tuple[int, bytes, TaskRow]  # a pair: index in its page, id of its task, row of its task
+Row = tuple[int, bytes, TaskRow]  # a decided pair: (index in its page, id of its task, row of its task)
 NO_PROJECT: Final = "{} does not compare pairs: preferences need a project of pairs"
-SETS_KEPT_MAX: Final = 64  # decided sets without a known job or plan; the others stay, because their redactions count
+# Decided sets that no known job or plan names; sets that are named are always kept, for their redaction counts.
+SETS_KEPT_MAX: Final = 64
 
 
 def decided_pages(state: CurationState, project: bytes, height: int) -> Iterator[tuple[bytes, TaskPageRow, list[Row]]]:
-    """Yield each page of a project with pairs that were decided up to `height`: its key, its row and these pairs.
+    """Yield (key of the page, its row, its decided pairs) for each page of a project with pairs that were decided up to `height`.
 
-    Raises `UserError` if this is not a project of pairs.
+    Raises `UserError` if `project` is not a project of pairs.
     """
     row = state.projects.get_record(project)
     if row is None or row.spec.kind is not QuestionKind.PAIR:
@@ -64,16 +65,16 @@ def is_decided_comparison(row: TaskRow, height: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PreferenceSetSource:
-    """Origin of a set in a project."""
+    """The origin of a preference set: a project and a height."""
 
     project: Digest
     height: Count  # the set has the pairs that were decided up to this height
-    tokens: Digest | None = None  # `DataManifest.tokens`: voters copy the author's value, trainers verify it
+    tokens: Digest | None = None  # as `DataManifest.tokens`: voters copy the author's value, and trainers verify it
 
 
 @dataclass(frozen=True, slots=True)
 class AttestPreferenceSet:
-    """`rlhf/attest-set`, by a voter: the set that it derived."""
+    """Transaction `rlhf/attest-set`, by a voter: the set that the voter derived for a plan."""
 
     plan: Digest
     set: Digest | None  # digest of the manifest; None: no set results from the project
@@ -81,7 +82,7 @@ class AttestPreferenceSet:
 
 @dataclass(frozen=True, slots=True)
 class PreferenceSetClaim:
-    """The set that a plan's author named, and the voters' attestations so far."""
+    """The claim of a plan: the set that its author named, and the voters' attestations so far."""
 
     source: PreferenceSetSource
     set: Digest
@@ -94,8 +95,8 @@ class PreferenceSetClaim:
 class AttestedPreferenceSet:
     source: PreferenceSetSource
     decided_height: Count
-    redactions_seen: Count  # see PreferenceSetClaim
-    redacted: Count = 0  # tasks of the set that were redacted after the decision
+    redactions_seen: Count  # as in `PreferenceSetClaim`
+    redacted: Count = 0  # tasks of the set that were redacted after its decision
 
 
 class ClaimStatus(enum.Enum):
@@ -129,7 +130,10 @@ def current_voters(members: MembersState) -> tuple[bytes, ...]:
 def add_attestation(
     claim: PreferenceSetClaim | None, voters: Sequence[bytes], voter: bytes, found: bytes | None
 ) -> PreferenceSetClaim:
-    """Add the attestation of a voter, and drop those of former voters. Raises `Refused`."""
+    """Return the claim with one more attestation, and without those of former voters.
+
+    Raises `Refused` for an invalid attestation.
+    """
     if claim is None or claim.is_decided:
         raise Refused("no plan waits for this preference set")
     if voter not in voters:
@@ -143,7 +147,7 @@ def add_attestation(
 def tally_claim(
     claim: PreferenceSetClaim, voters: Sequence[bytes], curation: CurationState
 ) -> tuple[PreferenceSetClaim, ClaimStatus]:
-    """Apply the table in the docstring of this module."""
+    """Return the updated claim, and its status by the table in the docstring of this module."""
     known = VoterSet.from_keys(voters)
     spoken = [claim.attestations[voter] for voter in voters if voter in claim.attestations]
     agree = sum(found == claim.set for found in spoken)
@@ -157,7 +161,7 @@ def tally_claim(
 
 
 def redacted_since(curation: CurationState, source: PreferenceSetSource, seen: int) -> int:
-    """Count the pairs of a set among the redactions after the first `seen`."""
+    """Return how many pairs of a set have been redacted. The first `seen` redactions, in all projects, are not counted again."""
     found = 0
     for place in range(seen, curation.redacted):
         redaction = curation.redactions.get_record(redaction_key(place))
@@ -173,7 +177,7 @@ def redacted_since(curation: CurationState, source: PreferenceSetSource, seen: i
 def update_attested_sets(
     sets: Mapping[bytes, AttestedPreferenceSet], curation: CurationState, named: Set[bytes]
 ) -> dict[bytes, AttestedPreferenceSet]:
-    """Count new redactions in each set, and drop the oldest sets outside `named` beyond `SETS_KEPT_MAX`."""
+    """Return the sets with new redactions counted. All sets in `named` are kept, and the newest `SETS_KEPT_MAX` others."""
     others = sorted(sets.keys() - named, key=lambda key: (sets[key].decided_height, key))
     kept = sets.keys() - set(others[: max(0, len(others) - SETS_KEPT_MAX)])
     counted = {key: redacted_since(curation, sets[key].source, sets[key].redactions_seen) for key in sorted(kept)}

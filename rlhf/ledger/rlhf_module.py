@@ -45,7 +45,7 @@ from rlhf.objectives.ppo import MODULE, PPO, PpoSettings, RolloutDeclaration, ex
 from training.api.job_notes import FAILURE_ALERT_HEIGHTS
 from training.job_spec import AuditMode, JobSpec
 
-# kept sets, and one for each job and running plan
+# Largest number of attested sets: SETS_KEPT_MAX, and one for each job and running plan.
 SETS_MAX: Final = (
     preference_set_attestation.SETS_KEPT_MAX + RUNNING_MAX + FINISHED_KEPT_MAX + QUEUE_MAX + tuning_plans.PLANS_RUNNING_MAX
 )
@@ -57,7 +57,7 @@ class RlhfState:
     plans: Annotated[dict[Digest, TuningPlan], Length(0, tuning_plans.PLANS_RUNNING_MAX + tuning_plans.PLANS_KEPT_MAX)] = field(
         default_factory=dict
     )
-    # by digest of the manifest, as in a job's `data`
+    # Attested sets by the digest of their manifest, as in a job's `data`.
     sets: Annotated[dict[Digest, AttestedPreferenceSet], Length(0, SETS_MAX)] = field(default_factory=dict)
 
     def running_plans(self) -> dict[bytes, TuningPlan]:
@@ -74,7 +74,7 @@ class RlhfModule(Module[RlhfState]):
         "rlhf/resume": ResumePlan,
         "rlhf/cancel": CancelPlan,
     }
-    # A start reads all members that can train, like the start of a job.
+    # Cost of a transaction: `rlhf/start` reads all members that can train, like the start of a job.
     costs: ClassVar[Mapping[str, int]] = {"rlhf/start": 64} | dict.fromkeys(
         ("rlhf/attest-set", "rlhf/report-accuracy", "rlhf/pause", "rlhf/resume", "rlhf/cancel"), 2
     )
@@ -155,7 +155,7 @@ class RlhfModule(Module[RlhfState]):
                 facts.append(JobHalt(plan.current.job, author))
             elif plan.phase is PlanPhase.RUNNING and members.is_current_key(author):
                 facts += tuning_plans.plan_requests(plan, author)
-            elif plan.phase is PlanPhase.RUNNING:  # the author is expelled: later stages do not start, and a paused job ends
+            elif plan.phase is PlanPhase.RUNNING:  # The author is expelled: no stage starts, a paused job ends.
                 moved[key] = replace(plan, phase=PlanPhase.CANCELLED)
                 facts += [JobHalt(plan.current.job, author)] * (plan.paused_at is not None)
         facts += [JobLastRound(job) for job, spec, found in self._closed(view, context) if _is_last(spec, found)]
@@ -189,7 +189,7 @@ class RlhfModule(Module[RlhfState]):
         for closed in context.facts_of(ClosedRound):
             job = known.get(closed.job)
             if job is not None and closed.proposals and self._rules.terms_of_spec(job.spec).objective == PPO.name:
-                # A quorum accepted these proposals, so honest voters have decoded them.
+                # A quorum accepted these proposals, so honest voters have decoded their declarations before.
                 bodies = [codec.decode_message(signed.body, (Proposal,)) for signed in closed.proposals]
                 said = [codec.decode(RolloutDeclaration, body.declaration) for body in bodies]
                 yield closed.job, JobSpec.decode(job.spec), round_medians(closed.round, said)
@@ -203,7 +203,7 @@ def _rekeyed(plan: TuningPlan, current: Callable[[bytes], bytes]) -> TuningPlan:
 
 
 def _decided(state: RlhfState, view: StateReader, height: int) -> RlhfState:
-    """Tally the voters' attestations: record decided sets, and cancel plans with refused sets."""
+    """Tally the voters' attestations: return the state with decided sets recorded, and with plans of refused sets cancelled."""
     voters, curation = (
         preference_set_attestation.current_voters(view.module_state(MembersState)),
         view.module_state(CurationState),
@@ -236,7 +236,7 @@ def _claimed(state: RlhfState) -> set[bytes]:
 
 
 def preference_set_origin(view: StateReader, data: bytes) -> str:
-    """Describe the origin of a set, for people."""
+    """Return a text for people about the origin of a set."""
     found = view.module_state(RlhfState).sets.get(data)
     if found is None:
         return "not decided by annotators"
@@ -269,14 +269,17 @@ def _is_last(spec: JobSpec, found: RoundMedians) -> bool:
 
 
 def outdated_sets(state: RlhfState) -> set[bytes]:
-    """Return sets with a redacted pair, and undecided sets of plans that ended."""
+    """Return the sets that may be deleted: sets with a redacted pair, and undecided sets of plans that have ended."""
     claims = [plan.claim for plan in state.plans.values() if plan.claim is not None and plan.phase is not PlanPhase.RUNNING]
     refused = {claim.set for claim in claims if not claim.is_decided} - state.sets.keys()
     return refused | {key for key, found in state.sets.items() if found.redacted}
 
 
 def sets_in_use(view: StateReader) -> set[bytes]:
-    """Return the sets of unfinished and audited jobs, of the reward models that they read, and of running plans."""
+    """Return the sets that must be kept.
+
+    They are the sets of unfinished and audited jobs, of the reward models that these jobs read, and of running plans.
+    """
     state, jobs, audited = view.module_state(RlhfState), view.module_state(JobsState), view.module_state(AuditsState).jobs
     live = [job.spec for key, job in jobs.jobs.items() if job.phase is not JobPhase.FINISHED or key in audited]
     live += [waiting.spec for waiting in jobs.queue]
@@ -289,13 +292,13 @@ def sets_in_use(view: StateReader) -> set[bytes]:
 
 
 def is_exported(view: StateReader, data: bytes) -> bool:
-    """Return True unless a text of the set is redacted. Exports include the set, so that its draws can be traced."""
+    """Return True unless a task of the set is redacted. An export includes the set, so that draws of its pairs can be traced."""
     found = view.module_state(RlhfState).sets.get(data)
     return found is None or not found.redacted
 
 
 def policy_event_lines(before: StateReader, after: StateReader) -> Iterator[EventLine]:
-    """Yield the figures of each closed round, and the warning of a job once."""
+    """Yield lines of the event log: the figures of each closed round of a policy, and once per job its warning."""
     if not all(state.module_state(NetworkState).module_version(MODULE) for state in (before, after)):
         return
     old, jobs = before.module_state(RlhfState).jobs, after.module_state(JobsState).jobs
@@ -317,7 +320,7 @@ def policy_event_lines(before: StateReader, after: StateReader) -> Iterator[Even
 
 
 def find_failed_plans(view: StateReader, height: int) -> Iterator[str]:
-    """Describe plans that failed recently because of their reward model's accuracy."""
+    """Yield a text for people about each plan that failed recently because of its reward model's accuracy."""
     known = view.module_state(RlhfState).plans if view.module_state(NetworkState).module_version(MODULE) else {}
     for plan in known.values():
         failure = plan.failure

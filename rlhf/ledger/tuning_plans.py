@@ -1,30 +1,32 @@
-"""Tuning plans: sequences of one or two jobs, in which each job starts by itself. Pure rules of the ledger.
+"""Tuning plans: sequences of one or two jobs, which the ledger starts by itself. Pure rules of the ledger.
 
-A plan is a reward model, optionally followed by a policy that it rewards; or one policy, tuned by a rule or by DPO. The plan also
-continues while its author is offline. A plan with preferences of a project first waits for the attestation of its set
-(`rlhf.ledger.preference_set_attestation`). In each block:
+A plan is either a reward model, optionally followed by a policy that this model rewards; or only a policy, tuned by a rule or by
+DPO. The plan also continues while its author is offline. A plan with preferences of a project first waits for the attestation of
+its set (`rlhf.ledger.preference_set_attestation`). In each block:
 
 | job of the current stage, after the block | the plan |
 |---|---|
-| does not exist yet | waits; each block tries to start the job, for 10,000 blocks |
+| does not exist yet | waits, for 10,000 blocks; each of them tries to start the job |
 | is queued or runs | waits |
 | has closed all its rounds, without an accepted update | fails |
 | ended early, after eight rounds without progress | fails |
 | has closed all its rounds, in the last stage | is finished |
-| has closed all its rounds, before another stage | waits for reports, for 10,000 blocks; then starts that stage, or fails |
+| has closed all its rounds, before another stage | waits for reports, for 10,000 blocks; then starts the next stage, or fails |
 | was cancelled, or removed from the queue | is cancelled |
 
 A plan whose wait of 10,000 blocks ends is cancelled. A quorum of the voters can end any plan.
 
-A paused plan closes its open round and opens no further one. Its queued job stays queued, and the plan starts no job. The
-table applies otherwise, and paused blocks do not count for the waits. A plan that was paused for 10,000 blocks in all is
-cancelled, because it occupies a place.
+A paused plan closes its open round and opens no further round. Its queued job stays queued, and the plan starts no job. Otherwise
+the table applies, but paused blocks do not count for the waits. A plan that was paused for 10,000 blocks in all is cancelled,
+because it counts for PLANS_RUNNING_MAX.
 
 Voters report how many held-out pairs the reward model ranks as people do (`rlhf.pair_accuracy`). The policy starts if f + 1
-voters find it better than chance, and the plan fails if f + 1 do not. A plan with `ignores_accuracy` does not wait for reports.
+voters find the model better than chance, and the plan fails if f + 1 voters do not. A plan with `ignores_accuracy` does not wait
+for reports.
 
-A stage starts at the earliest one block after the last round of its predecessor. Peers compute the model while they apply the
-block of that round, and only the next block carries a state root with this model. A peer with another model cannot apply it.
+A stage starts at the earliest one block after the last round of its predecessor. Peers compute the predecessor's last model while
+they apply the block of that round. Only the next block has a state root that includes this model, so a peer with another model
+cannot apply that block.
 """
 
 from __future__ import annotations
@@ -61,13 +63,15 @@ from rlhf.pair_accuracy import PairAccuracy, agreed_accuracy
 from training.api.job_notes import no_progress_text
 from training.job_spec import ROUNDS_MAX, SETTINGS_BYTES_MAX, JobSpec
 
-PLANS_RUNNING_MAX: Final = 4  # plans of all members: each keeps a base and a reward model on every peer's disk
-PLANS_OF_MEMBER_MAX: Final = 1  # running plans of one member, so that it cannot occupy all places
-PLANS_KEPT_MAX: Final = 16  # ended plans, for `rlhf status`
-REFUSED_HEIGHTS_MAX: Final = 10_000  # blocks that may refuse the job of a stage: hours, with rounds of a few seconds
-PAUSED_HEIGHTS_MAX: Final = 10_000  # blocks, all pauses together: a paused plan keeps its place and its models
-REASONS_MAX: Final = len(Verdict) + 2  # the verdicts, `diverging` and `absent`
-SPEC_BYTES_MAX: Final = SETTINGS_BYTES_MAX + 4_096  # the settings of the objective, and numbers, names and digests
+PLANS_RUNNING_MAX: Final = 4  # running plans of all members: each keeps a base and a reward model on every peer's disk
+PLANS_OF_MEMBER_MAX: Final = 1  # running plans of one member, so that one member cannot use up PLANS_RUNNING_MAX
+PLANS_KEPT_MAX: Final = 16  # ended plans in the ledger, for `rlhf status`
+# Blocks in which the start of a stage's job may be refused: hours, with rounds of a few seconds.
+REFUSED_HEIGHTS_MAX: Final = 10_000
+PAUSED_HEIGHTS_MAX: Final = 10_000  # blocks of all pauses of a plan together: a paused plan still occupies its models' disk space
+REASONS_MAX: Final = len(Verdict) + 2  # reasons of rejections: the verdicts, `diverging` and `absent`
+# Bytes of a specification: the objective's settings, and numbers, names and digests.
+SPEC_BYTES_MAX: Final = SETTINGS_BYTES_MAX + 4_096
 
 assert 3 * PLANS_RUNNING_MAX <= PLANNED_MAX  # each plan retains a base and both stages
 
@@ -83,7 +87,7 @@ class PlanPhase(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StartPlan:
-    """`rlhf/start`, by any member: starts a plan."""
+    """Transaction `rlhf/start`, by any member: starts a plan."""
 
     first: Annotated[bytes, Length(1, SPEC_BYTES_MAX)]  # specification of a `reward` or `dpo` job, or of a `ppo` job with a rule
     policy: Spec = b""  # specification of the second job, without its `reward_model`; empty: there is no second job
@@ -101,21 +105,21 @@ class CancelPlan:
 
 @dataclass(frozen=True, slots=True)
 class PausePlan:
-    """`rlhf/pause`, by the plan's author: after the open round, no round or stage begins until the plan is resumed."""
+    """Transaction `rlhf/pause`, by the plan's author: the open round closes, and no further round or stage begins."""
 
     plan: Digest
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePlan:
-    """`rlhf/resume`, by the plan's author."""
+    """Transaction `rlhf/resume`, by the plan's author: ends the pause of the plan."""
 
     plan: Digest
 
 
 @dataclass(frozen=True, slots=True)
 class ReportAccuracy:
-    """`rlhf/report-accuracy`, by a voter: its measurement of a trained reward model."""
+    """Transaction `rlhf/report-accuracy`, by a voter: the accuracy of a plan's reward model, as the voter measured it."""
 
     plan: Digest
     accuracy: PairAccuracy
@@ -123,12 +127,12 @@ class ReportAccuracy:
 
 @dataclass(frozen=True, slots=True)
 class PlanFailure:
-    """Why a plan failed."""
+    """The reason for which a plan failed."""
 
     height: Count
-    rejected: Annotated[dict[Name, Count], Length(0, REASONS_MAX)]  # verdict -> number of updates, in the current stage
-    accuracy: PairAccuracy | None = None  # accuracy of the reward model, if that is the reason
-    rounds: Count = 0  # consecutive rounds without an accepted update, if that is the reason
+    rejected: Annotated[dict[Name, Count], Length(0, REASONS_MAX)]  # verdict -> number of updates with it in the current stage
+    accuracy: PairAccuracy | None = None  # accuracy of the reward model, if the plan failed because of it
+    rounds: Count = 0  # consecutive rounds without an accepted update, if the plan failed because of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +140,9 @@ class PlanStage:
     job: Digest
     objective: Name
     rounds: Annotated[int, Between(1, ROUNDS_MAX)]
-    spec: Spec  # empty once the job has started, because the job holds the specification
-    root: Digest | None = None  # root of a first stage's last model, once that stage is over
-    accuracy: PairAccuracy | None = None  # accuracy of that model, decided by the voters
+    spec: Spec  # specification of the job; empty once the job has started, because the job holds it
+    root: Digest | None = None  # model root of a first stage's last model, once that stage is over
+    accuracy: PairAccuracy | None = None  # accuracy of the stage's last model, as the voters decided
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +151,13 @@ class TuningPlan:
     start_height: Count
     base: Digest | None  # job whose last model all stages start from; None: a new model
     stages: Annotated[tuple[PlanStage, ...], Length(1, 2)]
-    stage_height: Count  # height at which the plan reached the current stage, plus the length of later pauses
-    stage_index: Annotated[int, Between(0, 1)] = 0  # the current stage
+    stage_height: Count  # height at which the plan reached the current stage, plus the blocks of later pauses
+    stage_index: Annotated[int, Between(0, 1)] = 0  # index of the current stage
     phase: PlanPhase = PlanPhase.RUNNING
     paused_at: Count | None = None  # height at which the plan was paused; None: it is not paused
     paused_heights: Count = 0  # length of earlier pauses, in blocks
     stop_requests: TrainerKeys = ()  # voters that voted to end the plan
-    claim: PreferenceSetClaim | None = None  # present only for a set from a project
+    claim: PreferenceSetClaim | None = None  # the claim of a set from a project; None: the set is not from a project
     ignores_accuracy: bool = False
     # reports on the model of the current stage, by voter
     reports: Annotated[dict[Key, PairAccuracy], Length(0, VOTERS_MAX)] = field(default_factory=dict)
@@ -173,7 +177,10 @@ def stage_job_id(plan: bytes, stage: int) -> bytes:
 
 
 def create_plan(rules: JobSpecRules, key: bytes, author: bytes, said: StartPlan, view: StateReader, height: int) -> TuningPlan:
-    """Return the plan of a transaction. Raises `Refused`, or `RemoteProtocolError` for a malformed specification."""
+    """Return the plan that a transaction starts.
+
+    Raises `Refused` for an invalid plan, or `RemoteProtocolError` for a malformed specification.
+    """
     first, network = rules.terms_of_spec(said.first), view.module_state(NetworkState)
     network.require_parameters_allowed(first.parameters)
     if first.objective == PPO.name:
@@ -212,9 +219,9 @@ def create_plan(rules: JobSpecRules, key: bytes, author: bytes, said: StartPlan,
 
 
 def with_reward_model(spec: bytes, model: ModelReference) -> bytes:
-    """Insert the reward model into the specification of a policy.
+    """Return the specification of a policy with its reward model inserted.
 
-    Raises `RemoteProtocolError` unless this is a `ppo` job with the reward `model` and without a reward model.
+    Raises `RemoteProtocolError` unless `spec` is of a `ppo` job with the reward `model` that names no reward model yet.
     """
     job = codec.decode(JobSpec, spec)
     own = codec.decode(PpoSettings, job.objective_settings) if job.objective == PPO.name else None
@@ -251,7 +258,7 @@ def awaits_reports(plan: TuningPlan, jobs: JobsState) -> bool:
 def add_report(
     plan: TuningPlan | None, jobs: JobsState, voters: Sequence[bytes], voter: bytes, accuracy: PairAccuracy
 ) -> TuningPlan:
-    """Add the report of a voter, and drop those of former voters. Raises `Refused`."""
+    """Return the plan with one more report, and without those of former voters. Raises `Refused` for an invalid report."""
     if plan is None or not awaits_reports(plan, jobs):
         raise Refused("no plan waits for reports on this reward model")
     if voter not in voters:
@@ -285,7 +292,10 @@ def advance_stage(plan: TuningPlan, jobs: JobsState, voters: Sequence[bytes], he
 
 
 def plan_requests(plan: TuningPlan, author: bytes) -> Iterator[JobRetained | JobLaunch | JobHold]:
-    """Yield the requests of a running plan to the block. `author` is the author's current key."""
+    """Yield the requests of a running plan to the block: to retain models, and to start or hold its job.
+
+    `author` is the author's current key.
+    """
     if plan.base is not None:
         yield JobRetained(plan.base)
     yield from (JobRetained(stage.job) for stage in plan.stages[: plan.stage_index + 1])
@@ -298,8 +308,8 @@ def plan_requests(plan: TuningPlan, author: bytes) -> Iterator[JobRetained | Job
 def models_needed_by_audits(rules: JobSpecRules, audited: Iterable[bytes], jobs: JobsState) -> Iterator[JobRetained]:
     """Yield the references and reward models of policies under audit, which must not be deleted.
 
-    Re-execution of a policy reads both models. Without retention, a liar could start many other jobs to have them deleted, and
-    escape the audits of its last rounds.
+    Re-execution of a policy reads both models. Without retention, a dishonest trainer could start many other jobs so that both
+    models are deleted. Then its last rounds could not be audited.
     """
     for terms in (rules.terms_of_spec(jobs.jobs[key].spec) for key in audited):
         if terms.objective == PPO.name:

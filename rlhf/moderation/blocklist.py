@@ -9,13 +9,16 @@ from typing import Final
 
 from protocol.errors import UserError
 
-# of a packed list: the limits of `rlhf.moderation.word_matcher`, in bytes, and a line break after each entry
+# Largest size of a packed list in bytes: the limits of `rlhf.moderation.word_matcher`, and a line break after each entry.
 BYTES_MAX: Final = 10_000 * (4 * 64 + 1)
-OPEN_MAX: Final = 4  # lists in memory, each of another job
+OPEN_MAX: Final = 4  # unpacked lists in memory, each of another job
 
 
 class Blocklist:
-    """A packed list that is ready to match texts. The large tables of `rlhf.moderation.word_matcher` load with the first list."""
+    """An unpacked blocklist, which can match texts.
+
+    The large tables of `rlhf.moderation.word_matcher` are loaded with the first blocklist of the process.
+    """
 
     def __init__(self, blob: bytes) -> None:
         """Unpack a list. Raises `UserError` for malformed bytes, which the author of the job chose, not a trainer."""

@@ -1,8 +1,8 @@
-"""Characters that look like Latin letters, with the letters as which they may be read.
+"""Characters that look like Latin letters, with the letters that a person may read in them.
 
-The tables are constant, because Python's version of Unicode varies. Latin letters with marks, turned or in other styles were
-selected by their names in Unicode 14, letters of other scripts by their shapes. A character may have several readings: a Greek
-capital iota is i or l.
+The tables are constants, because versions of Python differ in their version of Unicode. The names in Unicode 14 selected Latin
+letters that have marks, are turned, or have another style. Letters of other scripts were selected by their shapes. A character
+may have several readings: a Greek capital iota is i or l.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 from typing import Final
 
 ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz"
-# First code points of runs of 26 letters: fullwidth, circled, parenthesized, squared, flags, and all mathematical styles.
+# First code points of alphabets with 26 letters: fullwidth, circled, parenthesized, squared, flags, and all mathematical styles.
 RUNS: Final = (
     *(0xFF21, 0xFF41, 0x24B6, 0x24D0, 0x249C, 0x1F110, 0x1F130, 0x1F150, 0x1F170, 0x1F1E6),
     *range(0x1D400, 0x1D6A4, 26),
 )
-DIGIT_RUNS: Final = (0x2080, 0xFF10, *range(0x1D7CE, 0x1D800, 10), 0x1FBF0)  # first code points of runs of 0 to 9
+DIGIT_RUNS: Final = (0x2080, 0xFF10, *range(0x1D7CE, 0x1D800, 10), 0x1FBF0)  # first code points of 10 digits, 0 to 9
 GREEK: Final = "ΑΒΓΔΕΖΗΘΙΚΛΜΝΞΟΠΡϴΣΤΥΦΧΨΩ∇αβγδεζηθικλμνξοπρςστυφχψω∂ϵϑϰϕϱϖ"
-GREEK_RUNS: Final = range(0x1D6A8, 0x1D7CA, len(GREEK))  # each mathematical style has these letters in this order
+# First code points of the mathematical styles of Greek, which have the letters in this order.
+GREEK_RUNS: Final = range(0x1D6A8, 0x1D7CA, len(GREEK))
 
 LETTERS: Final = {
     "a": (
@@ -107,7 +108,7 @@ LIGATURES: Final = {
     "ue": "ᵫ",
     "hv": "ƕǶ",
 }
-# Readings of digits in leetspeak.
+# Letters that a person may read in a digit in leetspeak.
 DIGITS: Final = {"0": "o", "1": "il", "2": "z", "3": "e", "4": "a", "5": "s", "6": "bg", "7": "t", "8": "b", "9": "g"}
 SYMBOLS: Final = {
     "@": "a",
@@ -157,7 +158,8 @@ MARKS: Final = (
     *((0xA700, 0xA721), (0xA788, 0xA78A), (0xFE10, 0xFE1F), (0xFE30, 0xFE6F), (0xFF00, 0xFFEF), (0x1F000, 0x1FAFF)),
 )
 
-# English words of up to four letters. `an us` is two of them, so it is not a split word. `id iot` is one, because of `iot`.
+# English words of up to four letters. `an us` is not a split word, because both pieces are in this list. `id iot` is a split
+# word, because `iot` is not in this list.
 SHORT_WORDS: Final = """
 a i o am an as at be by do ed ex go ha he hi if in is it me my no of oh ok on or ox pa pi re so to up us we act add age ago
 aid aim air all and any are arm art ask ate bad bag bar bat bed bee bet big bit box boy bus but buy bye can cap car cat cop
@@ -188,7 +190,7 @@ wore work yard yeah year your zone
 
 
 def letter_readings() -> dict[str, tuple[str, ...]]:
-    """Return the readings, in lower case, of each character that looks like Latin letters."""
+    """Return a table: each character that looks like Latin letters, and its readings in lower case."""
     found: dict[str, dict[str, None]] = {}
 
     def add(character: str, *read_as: str) -> None:

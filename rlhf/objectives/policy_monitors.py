@@ -1,7 +1,7 @@
-"""Monitoring of a policy: medians of its rounds, and a warning when the score rises while the responses lose diversity.
+"""Monitoring of a policy: medians of its figures in each round, and a warning if responses lose diversity while scores rise.
 
 distinct-2 is the number of distinct bigrams of tokens divided by the number of all bigrams, in a trainer's responses of a round
-(Li et al. 2016, arXiv:1510.03055). It falls with the number of responses, so only rounds of the same job can be compared.
+(Li et al. 2016, arXiv:1510.03055). More responses have a lower distinct-2, so only rounds of the same job can be compared.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from rlhf.objectives.ppo import MILLIONTHS, PPO, Figure, RolloutDeclaration, Sha
 from rlhf.rpc import PolicyMetricsView
 from training.job_spec import JobSpec
 
-ROUNDS_KEPT: Final = 8  # per job: the first round, whose policy is the reference, and the last ones
-SCORE_RISE_MIN: Final = MILLIONTHS // 20  # per response: rules score in 0..1, reward models with a deviation of 1
-DISTINCT_FIFTHS_MAX: Final = 4  # fifths of the earlier distinct-2: smaller drops are variance of the prompts
+ROUNDS_KEPT: Final = 8  # rounds per job: the first one, whose policy is the reference, and the last ones
+# Rise per response that counts, in millionths: rules score in 0..1, reward models have a deviation of 1.
+SCORE_RISE_MIN: Final = MILLIONTHS // 20
+# Fifths of the earlier distinct-2 that count as a fall: smaller falls may come from the drawn prompts.
+DISTINCT_FIFTHS_MAX: Final = 4
 
 
 # Figures of rounds -------------------------------------------------------------------------------------------------------------
@@ -27,7 +29,7 @@ DISTINCT_FIFTHS_MAX: Final = 4  # fifths of the earlier distinct-2: smaller drop
 
 @dataclass(frozen=True, slots=True)
 class RoundMedians:
-    """Median of each declared figure over the accepted proposals of a round, or the lower of two middle ones."""
+    """The medians of a round: for each declared figure, the lower median over the accepted proposals."""
 
     round: Count
     accepted: Count
@@ -47,7 +49,7 @@ def round_medians(number: int, said: Sequence[RolloutDeclaration]) -> RoundMedia
 
 @dataclass(frozen=True, slots=True)
 class PolicyHistory:
-    """History of a policy: its first and its last rounds with an accepted proposal."""
+    """The history of a policy: medians of its first round and of its last rounds, without rounds that accepted no proposal."""
 
     rounds: Annotated[tuple[RoundMedians, ...], Length(1, ROUNDS_KEPT)]
     warned: Count | None = None  # first round with a loss of diversity
@@ -60,26 +62,26 @@ class PolicyHistory:
 
 
 def has_lost_diversity(before: RoundMedians, now: RoundMedians, responses: int) -> bool:
-    """Return True if the score has risen while distinct-2 has fallen, both beyond their thresholds."""
+    """Return True if the score has risen and distinct-2 has fallen, each by at least its threshold."""
     rise = now.score - before.score
     return rise >= SCORE_RISE_MIN * responses and 5 * now.distinct <= DISTINCT_FIFTHS_MAX * before.distinct
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyMetrics:
-    """Measurements of a tuned policy. A value is J = E r − β·KL.
+    """Measurements of a tuned policy. The value of a policy is J = E r − β·KL.
 
-    The toy's values are exact. Others are estimates, with normalized scores of the reward model.
+    Values of the toy model are exact. Other values are estimates, with normalized scores of the reward model.
     """
 
     reference_value: float
     value: float
-    kl: float  # nats
+    kl: float  # distance from the reference in nats
     score: float
-    optimum: float | None = None  # the toy's largest value
+    optimum: float | None = None  # toy model: the largest value of any policy
     gap_closed: float | None = None  # toy model: (value − reference_value) / (optimum − reference_value)
-    pair_accuracy: float | None = None  # share of held-out pairs whose better response scores higher
-    linear_accuracy: float | None = None  # accuracy of the word-count model, trained on the same pairs
+    pair_accuracy: float | None = None  # share of held-out pairs whose better response the reward model scores higher
+    linear_accuracy: float | None = None  # accuracy of the word-count model that was fitted to the same pairs
 
 
 # For people --------------------------------------------------------------------------------------------------------------------
@@ -103,7 +105,7 @@ def metrics_view(job: bytes, spec: bytes, found: RoundMedians) -> PolicyMetricsV
 
 
 def diversity_warning(course: PolicyHistory, spec: bytes) -> str:
-    """Return the warning about a job, or "" if there is none."""
+    """Return the warning about a job's loss of diversity, or "" if none is due."""
     if course.warned is None:
         return ""
     return (

@@ -36,52 +36,55 @@ MODULE: Final = "rlhf"
 ROLE: Final = "rlhf"
 START_COMMAND: Final = "rlhf start"  # the command that starts a plan
 VALUE_HEAD: Final = f"{HEAD}value"
-RULE_PREFIX: Final = "rule:"  # prefix of a reward that is a function of the program
-MODEL_REWARD: Final = "model"  # a reward by a reward model, from a finished job
+RULE_PREFIX: Final = "rule:"  # prefix of rewards that are functions of this program
+MODEL_REWARD: Final = "model"  # name of the reward by a reward model, which is the last model of a finished job
 TOKEN_BYTES: Final = 2
 LENGTH_MAX: Final = 2 ** (8 * TOKEN_BYTES) - 1  # tokens of a response: its length is written in `TOKEN_BYTES`
 EPOCHS_MAX: Final = 64
 GAE_LAMBDA: Final = 0.95  # default λ of GAE
-CLIP_RANGE: Final = 0.2  # default clip range of the ratio, and of the value in its own units
-GROUP_MAX: Final = 1_024  # responses to one prompt: more would hardly improve their mean
-ROLLOUT_TOKENS_MAX: Final = 8 << 20  # tokens per trainer and round, with prompts: a worker holds 48 bytes per token, 400 MB
-PLACES_MAX: Final = 4 << 20  # responses times epochs: a worker holds 20 bytes per place, and computes a loss for it
+CLIP_RANGE: Final = 0.2  # default clip range of the ratio of probabilities, and of the value in the value's own units
+GROUP_MAX: Final = 1_024  # most responses to one prompt: more would hardly improve the estimate of their mean score
+# Most tokens per trainer and round, including prompts: a worker needs 48 bytes per token, 400 MB in all.
+ROLLOUT_TOKENS_MAX: Final = 8 << 20
+# Most responses times epochs: a worker needs 20 bytes for each of these places, and computes a loss for it.
+PLACES_MAX: Final = 4 << 20
 MILLIONTHS: Final = 1_000_000
 FIGURE_MAX: Final = 2**53 - 1
-WEIGHT_MAX: Final = 1e3  # of any weight or bound in the settings: far above useful values
+WEIGHT_MAX: Final = 1e3  # largest weight or bound in the settings: far above useful values
 WEIGHTS: Final = ("beta", "unfinished_penalty", "score_clip", "clip_range", "clip_ramp", "value_weight")
 DISTANCES: Final = ("kl_target", "kl_stop")
-NATS_MIN: Final = 1e-3  # of a bound in nats per response: below it a policy equals its reference
+NATS_MIN: Final = 1e-3  # least bound of a distance in nats per response: below it a policy equals its reference
 
-Figure = Annotated[int, Between(-FIGURE_MAX, FIGURE_MAX)]  # in millionths
+Figure = Annotated[int, Between(-FIGURE_MAX, FIGURE_MAX)]  # in millionths; may be negative
 Share = Annotated[int, Between(0, MILLIONTHS)]  # in millionths
 
 
 # The KL controller ------------------------------------------------------------------------------------------------------
 #
-# It bounds the distance of a policy from its reference. The arithmetic is exact, so all peers compute the same bits. After a
-# round, d is the median k1 of the accepted proposals, in nats per response.
+# The controller bounds the distance of a policy from its reference. Its arithmetic is exact, so all peers compute the same bits.
+# After a round, d is the median of k1 over the accepted proposals, in nats per response.
 #
 # | setting | effect |
 # |---|---|
 # | `kl_target` | β of the next round is β · (1 + e), where e = K · (d / target − 1), within ±1/5 |
 # | `kl_stop` | the job ends if d ≥ `kl_stop` |
 #
-# This is the controller of Ziegler et al. 2019 (arXiv:1909.08593, section 2.2), where ±1/5 bounds d / target − 1.
+# The controller follows Ziegler et al. 2019 (arXiv:1909.08593, section 2.2), where the bound ±1/5 applies to d / target − 1.
 
-BILLIONTHS: Final = 10**9  # β is in billionths, as score per nat
-# K. Ziegler et al. use 1/10 for thousands of iterations; a job here has tens. With 1 the distance oscillates by half the target.
+BILLIONTHS: Final = 10**9  # unit of β: billionths of score per nat
+# K of the table above. Ziegler et al. use 1/10 for thousands of iterations, but a job here has tens of rounds. With K = 1 the
+# distance oscillates by half the target.
 GAIN: Final = Fraction(1, 4)
-CHANGE_MAX: Final = Fraction(1, 5)  # largest change of β per round, which has a small sample of responses
-# The minimum is large enough that a change by a fifth survives rounding down. The maximum is `WEIGHT_MAX`.
+CHANGE_MAX: Final = Fraction(1, 5)  # largest relative change of β per round, since the responses of one round are a small sample
+# Bounds of β in billionths. At the minimum, a change by a fifth still survives rounding down. The maximum is `WEIGHT_MAX`.
 BETA_MIN, BETA_MAX = 1_000, 1_000 * BILLIONTHS
 
 
 @dataclass(frozen=True, slots=True)
 class KlControllerState:
-    """State of the controller of a job with `kl_target`, after its first round with an accepted proposal."""
+    """The state of the KL controller of a job with `kl_target`. It exists after the first round with an accepted proposal."""
 
-    beta: Annotated[int, Between(BETA_MIN, BETA_MAX)]  # billionths
+    beta: Annotated[int, Between(BETA_MIN, BETA_MAX)]  # β in billionths of score per nat
 
 
 def nats_per_response(k1: int, responses: int) -> Fraction:
@@ -90,7 +93,10 @@ def nats_per_response(k1: int, responses: int) -> Fraction:
 
 
 def next_beta(beta: int, of_round: Fraction, target: float) -> int:
-    """Return β of the next round in billionths. `of_round` and `target` are in nats per response."""
+    """Return β of the next round in billionths.
+
+    `of_round` is the measured distance and `target` the wanted one, in nats per response.
+    """
     change = GAIN * (of_round / Fraction(target) - 1)
     return _bounded(math.floor(beta * (1 + max(-CHANGE_MAX, min(CHANGE_MAX, change)))))
 
@@ -100,7 +106,10 @@ def first_beta(said: float) -> int:
 
 
 def current_beta(steering: bytes, said: float) -> float:
-    """Return β in score per nat. `said` is the job's setting, for rounds before the first accepted proposal."""
+    """Return β in score per nat.
+
+    `steering` is the encoded state of the controller. Before the first one exists, β is `said`, the job's setting.
+    """
     return codec.decode(KlControllerState, steering).beta / BILLIONTHS if steering else said
 
 
@@ -109,7 +118,7 @@ def exceeds_kl_stop(of_round: Fraction, stop: float | None) -> bool:
 
 
 def lower_median(values: Sequence[int]) -> int:
-    """Return the median, or the lower of two middle values."""
+    """Return the median of an odd number of values, or the lower of the two middle values."""
     return sorted(values)[(len(values) - 1) // 2]
 
 
@@ -135,18 +144,18 @@ class RolloutLimits:
 
 
 class PolicyAlgorithm(enum.StrEnum):
-    PPO = "ppo"  # a value head estimates the return at each token
-    GRPO = "grpo"  # advantages are relative to other responses to the same prompt; no value head
+    PPO = "ppo"  # A value head estimates the return at each token.
+    GRPO = "grpo"  # The advantage of a response is relative to other responses to its prompt. There is no value head.
 
 
 class PromptSourceKind(enum.StrEnum):
-    TEXT = "text"  # windows of the job's text
-    SET = "set"  # prompts of the reward model's training set
+    TEXT = "text"  # Prompts are windows of the base job's text.
+    SET = "set"  # Prompts are those of the reward model's training set.
 
 
 class AdvantageScale(enum.StrEnum):
     NONE = "none"
-    DEVIATION = "deviation"  # gives more weight to prompts whose responses have similar scores
+    DEVIATION = "deviation"  # Advantages are divided by their group's deviation, so prompts with similar scores weigh more.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +226,7 @@ class PpoSettings:
 
     @property
     def reward_rule(self) -> RewardRule | None:
-        """The rule, or None if `reward` is not a known rule."""
+        """The rule that `reward` names, or None if it names no known rule."""
         return RULES.get(self.reward.removeprefix(RULE_PREFIX)) if self.reward.startswith(RULE_PREFIX) else None
 
 
@@ -225,13 +234,13 @@ class PpoSettings:
 class RolloutDeclaration:
     """The declaration of a `ppo` proposal: its responses and their figures."""
 
-    blob: Digest  # the responses, encoded as in `rlhf.objectives.rollouts`
-    tokens: Count  # tokens of all responses
-    unfinished: Count  # responses without the stop token
+    blob: Digest  # digest of the responses, encoded as in `rlhf.objectives.rollouts`
+    tokens: Count  # number of tokens in all responses
+    unfinished: Count  # number of responses without the stop token
     k1: Figure  # sum of log π − log π_ref over all tokens
     score: Figure  # sum of the rewards of all responses, without penalties
-    distinct: Share  # `rlhf.objectives.rollouts.distinct_2`
-    # `rlhf.objectives.rollouts.length_score_correlation`
+    distinct: Share  # distinct-2 of the responses (`rlhf.objectives.rollouts.distinct_2`)
+    # Correlation of length and score (`rlhf.objectives.rollouts.length_score_correlation`).
     correlation: Annotated[int, Between(-MILLIONTHS, MILLIONTHS)]
     blocked: Count = 0  # responses that the blocklist blocks
 
@@ -240,13 +249,13 @@ class RolloutDeclaration:
 class RolloutBatches:
     """Data of all inner steps of a round. A row is a response. A place is one use of a row in an inner step."""
 
-    order: npt.NDArray[np.int64]  # (places,): row of each place
-    share: npt.NDArray[np.float32]  # (places,): mean tokens per response in the inner step of the place
+    order: npt.NDArray[np.int64]  # (places,): row at each place
+    share: npt.NDArray[np.float32]  # (places,): mean number of tokens per response in the inner step that has the place
     x: npt.NDArray[np.int64]  # (rows, S): prompt and response, padded at the end, without the last column
-    begin: npt.NDArray[np.int64]  # (rows,): length of the prompt
-    tokens: npt.NDArray[np.int64]  # (rows, T): the response; the next arrays have this shape
+    begin: npt.NDArray[np.int64]  # (rows,): length of each prompt
+    tokens: npt.NDArray[np.int64]  # (rows, T): tokens of each response; the next arrays have this shape, too
     mask: npt.NDArray[np.bool_]
-    old: npt.NDArray[np.float32]  # log-probability under the round's first model
+    old: npt.NDArray[np.float32]  # log-probability of each token under the round's first model
     advantages: npt.NDArray[np.float32]
     values: npt.NDArray[np.float32]
     returns: npt.NDArray[np.float32]
@@ -265,12 +274,13 @@ class PpoObjective(Objective):
     module, version = MODULE, 1
     role = ROLE
     settings_type = PpoSettings
-    reads_text = False  # prompts may come from a text, but trainers have no local texts
+    reads_text = False  # Trainers have no local texts. Prompts may come from a text that all share.
     refers_to_first = True
     declaration_type = RolloutDeclaration
     rejection_reasons = (ROLLOUT, FIGURES)
-    required_objectives = ("reward", "reward-mean")  # from `rlhf.objectives.supervised_objectives`, which imports this module
-    loss_unit = "(clipped surrogate)"  # plus the weighted value loss: it has no unit
+    # Objectives of the reward model, in `rlhf.objectives.supervised_objectives`, which imports this module.
+    required_objectives = ("reward", "reward-mean")
+    loss_unit = "(clipped surrogate)"  # The loss also contains the weighted value loss, and has no unit.
 
     def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
         problem = settings.settings_problem()
@@ -308,8 +318,9 @@ class PpoObjective(Objective):
         return None
 
     def tensor_shapes(self, job: JobSpecProtocol, settings: Any) -> Sequence[tuple[str, Shape]]:
-        # Attention gives the same result for any number of equal tokens. In the toy, the prompt 0 is also a token of responses.
-        # Without a vector for the first token, the model could not tell `0` from `0 0`, nor reach some optimal policies.
+        # Attention gives the same result for any number of equal tokens. In the toy model, token 0 is the prompt and also a token
+        # of responses. Without a vector for the first token, the model could not distinguish `0` from `0 0`, nor learn some
+        # optimal policies.
         has_prompts = job.data is not None or settings.prompts is PromptSourceKind.SET
         heads = [VALUE_HEAD] * (settings.algorithm is PolicyAlgorithm.PPO) + [FIRST_TOKEN_VECTOR] * (not has_prompts)
         return [*tensor_shapes(job.model), *((name, (job.model.width,)) for name in heads)]
@@ -370,7 +381,7 @@ class PpoObjective(Objective):
     def draw_examples(
         self, job: JobSpecProtocol, step: InnerStep, count: int, data: TokenizedText, declaration: Declaration | None = None
     ) -> npt.NDArray[np.int64]:
-        """Return the places of the step (`RolloutBatches`)."""
+        """Return the numbers of the places that the step uses (`RolloutBatches`)."""
         import numpy as np
 
         return np.arange(step.number * count, (step.number + 1) * count, dtype=np.int64)

@@ -1,7 +1,7 @@
-"""Rollouts of one trainer in one round: prompts, responses, their encoding and their statistics. numpy only.
+"""Rollouts of one trainer in one round: prompts, responses, their encoding and their statistics. Uses only numpy.
 
-Token t of response i is the argmax of logit_v + g_v over all tokens v. This samples softmax(logits) with the Gumbel noise
-g_v = −ln(−ln u_v) (Gumbel 1954; Maddison et al. 2014). No trainer can choose u, a hash of (job, round, trainer, i, t).
+Token t of response i is the argmax of logit_v + g_v over all tokens v. This samples softmax(logits) with the Gumbel noise g_v =
+−ln(−ln u_v) (Gumbel 1954; Maddison et al. 2014). No trainer can choose u, a hash of (job, round, trainer, i, t).
 
 The blob has one canonical form. All numbers are unsigned, 16 bits, little-endian:
 
@@ -29,8 +29,8 @@ from training import random_stream
 from training.data.token_sequences import TokenArray
 
 TokenIds = npt.NDArray[np.int64]
-NOISE_BYTES: Final = 4  # x of one u = (x + ½) / 2³², which keeps both logarithms finite
-_PLACE = struct.Struct(">III")  # round, response, token
+NOISE_BYTES: Final = 4  # bytes of the integer x from which u = (x + ½) / 2³² is computed, so that both logarithms are finite
+_PLACE = struct.Struct(">III")  # encoding of (round, response, token)
 
 
 class RolloutId(NamedTuple):
@@ -58,7 +58,7 @@ def noise_bytes(place: RolloutId, response: int, token: int, length: int) -> byt
 
 
 def prompt_numbers(place: RolloutId, draw: int, responses: int, prompts: int) -> TokenIds:
-    """Return the number of the prompt, in 0 .. prompts − 1, of each response in a draw."""
+    """Return, for each response, the number of its prompt in 0 .. prompts − 1. `draw` is the number of the attempt."""
     drawn = np.frombuffer(random_stream.random_bytes(8 * responses, "rollout-prompts", *place, draw), dtype="<u8")
     return (drawn % np.uint64(prompts)).astype(np.int64)
 
@@ -95,12 +95,12 @@ def decode_rollouts(blob: bytes, bounds: RolloutLimits) -> list[TokenIds]:
 
 
 def is_finished(response: TokenIds, stop: int | None) -> bool:
-    """Return True if a response ends with the stop token, or if there is none."""
+    """Return True if a response ends with the stop token, or if the job has no stop token."""
     return stop is None or int(response[-1]) == stop
 
 
 def read_rollouts(path: Path, bounds: RolloutLimits) -> list[TokenIds]:
-    """Decode a file like `decode_rollouts`. An oversized file is not read into memory."""
+    """Return the responses in a file, as `decode_rollouts` does. Only the beginning of an oversized file is read into memory."""
     with path.open("rb") as file:
         return decode_rollouts(file.read(bounds.bytes_max + 1), bounds)
 
@@ -131,7 +131,10 @@ class TextWindows:
 
 @dataclass(frozen=True, slots=True)
 class PreferenceSetPrompts:
-    """Distinct prompts of the training pairs. `draw_prompts` uses the last `length` tokens of longer ones."""
+    """A source of prompts: the distinct prompts of the training pairs.
+
+    `draw_prompts` uses the last `length` tokens of longer prompts.
+    """
 
     pairs: TokenizedPairs
     length: int
@@ -152,7 +155,8 @@ def draw_prompts(
 ) -> list[TokenIds]:
     """Draw the prompts of `count` responses by a hash, which everybody can verify.
 
-    A prompt is drawn again if it is blocked, whole or truncated. After `DRAWS_MAX` draws the prompt is token 0.
+    A prompt is drawn again if `blocks` is true for the whole prompt or for its used part. After `DRAWS_MAX` draws the prompt is
+    token 0.
     """
     found: dict[int, TokenIds] = {}
     for draw in range(DRAWS_MAX if len(source) else 0):
@@ -170,7 +174,8 @@ def draw_prompts(
 
 # Statistics -------------------------------------------------------------------------------------------------------------
 
-SCORE_VARIANCE: Final = 1e-4  # added: scores that differ by 1e-4 then give the same correlation within 0.01
+# Added to the variance of scores: a change of scores by 1e-4 then changes the correlation by less than 0.01.
+SCORE_VARIANCE: Final = 1e-4
 Floats = npt.NDArray[np.float64]
 
 

@@ -1,4 +1,4 @@
-"""Rewards that are functions of this program. A job names one as `rule:NAME`, and cannot bring code.
+"""Rewards that are functions of this program. A job names such a rule as `rule:NAME`, and cannot bring code.
 
 All peers must compute the same score of a response. So a rule counts bytes and adds exact fractions, and does not use Unicode
 tables of the interpreter.
@@ -18,8 +18,8 @@ VOWELS: Final = b"aeiouAEIOU"
 LETTERS: Final = bytes(range(ord("A"), ord("Z") + 1)) + bytes(range(ord("a"), ord("z") + 1))
 
 TOY_VOCABULARY: Final = 6
-TOY_PROMPT: Final = 0  # the only prompt is this token
-TOY_LENGTH: Final = 5  # tokens of every response; there is no stop token
+TOY_PROMPT: Final = 0  # token that is the toy's only prompt
+TOY_LENGTH: Final = 5  # tokens of each response of the toy, which has no stop token
 TOY_BETA: Final = 0.1
 TOY_RESPONSES: Final = TOY_VOCABULARY**TOY_LENGTH
 
@@ -27,9 +27,9 @@ TOY_RESPONSES: Final = TOY_VOCABULARY**TOY_LENGTH
 @dataclass(frozen=True, slots=True)
 class RewardRule:
     name: str
-    about: str  # description for people, one line
-    make: Callable[[int], Reward]  # takes the seed of the job
-    vocabulary: int | None = None  # required size of the vocabulary; None: any
+    about: str  # description for people, in one line
+    make: Callable[[int], Reward]  # makes the reward from the job's seed
+    vocabulary: int | None = None  # size of the vocabulary that the rule requires; None: any size
 
 
 def vowel_share(tokens: Sequence[int], text: bytes) -> float:
@@ -39,7 +39,10 @@ def vowel_share(tokens: Sequence[int], text: bytes) -> float:
 
 
 def bigram_table(seed: int) -> tuple[tuple[float, ...], ...]:
-    """Return A[a][b] of the toy, 6 × 6 numbers in −1..1. They are multiples of 2⁻³¹, so sums and quarters of them are exact."""
+    """Return the toy's table A[a][b] of 6 × 6 numbers in −1..1.
+
+    The numbers are multiples of 2⁻³¹, so their sums and quarters are exact.
+    """
     return tuple(tuple(_bigram(seed, a, b) for b in range(TOY_VOCABULARY)) for a in range(TOY_VOCABULARY))
 
 

@@ -20,22 +20,23 @@ if TYPE_CHECKING:
     from training.data.token_sequences import TokenizedText
 
 SCORE_HEAD: Final = f"{HEAD}reward"
-# No gradient passes the head while it is zero. The update of a first round with one step would be so small that later updates
-# would exceed the bound on their ratio (`training.replicated.replicated_model.NORM_RATIO`).
+# Least number of inner steps per round. The head is zero in the first step of a job, and then no gradient passes the head.
+# A first round with one step would have such a small update that later updates would exceed the bound on their ratio
+# (`training.replicated.replicated_model.NORM_RATIO`).
 STEPS_MIN: Final = 2
 NATS: Final = "held_out_nats_per_response_token"
-BETA: Final = 0.1  # Rafailov et al. 2023, section 6
-NEWLINE: Final = 10  # byte of a newline
+BETA: Final = 0.1  # default β of DPO, as in Rafailov et al. 2023, section 6
+NEWLINE: Final = 10  # token of a newline in a byte vocabulary
 
 Stop = Annotated[int, Between(0, VOCABULARY_MAX - 1)] | None
 
 
 class RecordObjective(Objective):
-    """Base of objectives whose data is a set, and whose steps draw records by a hash."""
+    """The base class of objectives whose data is a set of records. Each step draws records by a hash."""
 
     module, version = MODULE, 1
-    reads_text = False  # the data is a set that all trainers share
-    contents: ClassVar[str] = "responses"  # name of the set's contents, for messages
+    reads_text = False  # The data is a set that all trainers share.
+    contents: ClassVar[str] = "responses"  # noun for the set's contents in messages
 
     def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
         if job.data is None:
@@ -49,7 +50,7 @@ class RecordObjective(Objective):
     def draw_examples(
         self, job: JobSpecProtocol, step: InnerStep, count: int, data: TokenizedText, declaration: Declaration | None = None
     ) -> npt.NDArray[np.int64]:
-        """Return the numbers of the drawn records."""
+        """Return the numbers of the records that the step draws."""
         from rlhf.data.tokenized_records import TokenizedPairs, TokenizedResponses
 
         assert isinstance(data, TokenizedPairs | TokenizedResponses)
@@ -93,7 +94,10 @@ class PairObjective(RecordObjective):
 
 
 class RewardModelObjective(PairObjective):
-    """Reward model whose score is the output of a head at the last token of a response (Ouyang et al. 2022, arXiv:2203.02155)."""
+    """A reward model whose score is the output of a head at the last token of a response.
+
+    The method is that of Ouyang et al. 2022 (arXiv:2203.02155).
+    """
 
     name = "reward"
     score_head = SCORE_HEAD
@@ -126,7 +130,7 @@ class RewardModelObjective(PairObjective):
 
 
 class TrainableParameters(enum.StrEnum):
-    WORDS = "words"  # the embedding, the last norm and the head; layers stay as in the base
+    WORDS = "words"  # trained: the embedding, the last norm and the head; layers stay as in the base
     ALL = "all"
 
 
@@ -134,8 +138,8 @@ class TrainableParameters(enum.StrEnum):
 class MeanRewardSettings:
     """Settings of a `reward-mean` job."""
 
-    # The layers of a small model memorize the noise of some thousands of pairs. On reviews the accuracy is 0.67, and 0.71 if the
-    # layers stay.
+    # Trained layers of a small model memorize the noise of some thousands of pairs. On reviews the accuracy is then 0.67, and
+    # 0.71 if the layers are not trained.
     learns: TrainableParameters = TrainableParameters.WORDS
     """`words`: embedding, last norm and head are trained, and layers stay as in the base. `all`: layers are trained, too."""
 
@@ -143,7 +147,7 @@ class MeanRewardSettings:
 class MeanRewardObjective(RewardModelObjective):
     """Reward model whose score is the mean output of the head over all tokens of prompt and response.
 
-    The prompt is the same for both responses. A score at the last token alone teaches a policy how to end a text, and is less
+    The two texts of a pair have the same prompt. A score at the last token alone teaches a policy how to end a text, and is less
     accurate (docs/experiments.md).
     """
 
@@ -157,7 +161,10 @@ class MeanRewardObjective(RewardModelObjective):
         return super().spec_problem(job, settings)
 
     def draw_example_numbers(self, job: JobSpecProtocol, step: InnerStep, count: int, records: int) -> npt.NDArray[np.int64]:
-        """Draw pairs by epoch: a model memorizes the noise of pairs that repeat before others appear (docs/experiments.md)."""
+        """Draw pairs by epoch: no pair repeats before each has appeared.
+
+        Otherwise the model memorizes noise (docs/experiments.md).
+        """
         from rlhf.data.tokenized_records import draw_pairs_by_epoch
 
         return draw_pairs_by_epoch(*step.place, steps=job.local_steps, count=count, pairs=records, seed=job.seed)
@@ -189,9 +196,9 @@ class DpoTerms:
 
 
 class SupervisedObjective(RecordObjective):
-    """Base of `instruct` and `dpo`: they have the tensors of a language model, and a stop token."""
+    """The base class of `instruct` and `dpo`, whose models are language models with a stop token."""
 
-    refers_to_first = True  # `rlhf compare` samples from the first model
+    refers_to_first = True  # `rlhf compare` needs the first model as the reference.
 
     def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
         if problem := super().spec_problem(job, settings):
@@ -265,8 +272,8 @@ MEAN_REWARD: Final = MeanRewardObjective()
 INSTRUCT: Final = InstructObjective()
 DPO: Final = DpoObjective()
 MEAN: Final = "mean"
-REWARDS: Final = {"last": REWARD, MEAN: MEAN_REWARD}  # objectives by the tokens that give the score
+REWARDS: Final = {"last": REWARD, MEAN: MEAN_REWARD}  # value of the setting `score` -> objective
 REWARD_NAMES: Final = tuple(kind.name for kind in REWARDS.values())
 assert PPO.required_objectives == REWARD_NAMES
-PAIR_OBJECTIVES: Final = (*REWARD_NAMES, DPO.name)  # names of objectives that learn from a preference set
-OBJECTIVES: Final = (PPO, REWARD, MEAN_REWARD, INSTRUCT, DPO)  # all of this feature
+PAIR_OBJECTIVES: Final = (*REWARD_NAMES, DPO.name)  # names of the objectives that learn from a preference set
+OBJECTIVES: Final = (PPO, REWARD, MEAN_REWARD, INSTRUCT, DPO)  # all objectives of RLHF

@@ -1,1 +1,1 @@
-"""The computation of these objectives with PyTorch, in the worker process."""
+"""The computation of the RLHF objectives with PyTorch, in the worker process."""

@@ -1,7 +1,7 @@
-"""Rewards, advantages and losses of RLHF: functions of float32 tensors. Only the worker process imports them.
+"""Rewards, advantages and losses of RLHF: functions of float32 tensors. Only the worker process imports this module.
 
-Axes: B responses, T tokens of a response, V vocabulary, G groups of responses to one prompt. Responses start at t = 0, and
-shorter ones are padded at the end. `mask_BT` is true on a response's tokens, including its stop token. Contents of padding, even
+Axes: B responses, T tokens of a response, V vocabulary, G groups of responses to one prompt. Responses start at t = 0, and short
+responses are padded at the end. `mask_BT` is true on a response's tokens, including its stop token. Contents of padding, even
 NaN, do not change values or gradients. Logits are an exception, because `log_probabilities` has no mask: a NaN logit makes its
 token's gradient NaN, also on padding.
 
@@ -25,10 +25,10 @@ from torch.nn import functional as F
 
 from rlhf.objectives.ppo import CLIP_RANGE, GAE_LAMBDA
 
-DISCOUNT = 1.0  # γ: responses are short, so all tokens count alike
-CENTRE_WEIGHT = 0.01  # pulls the scores of a reward model to a mean of zero, which preferences leave open
-WHITENING_EPSILON = 1e-8  # added to the variance
-DEVIATION_EPSILON = 1e-4  # added to the deviation of a group, whose responses may have equal scores
+DISCOUNT = 1.0  # γ of GAE: responses are short, so all tokens count alike
+CENTRE_WEIGHT = 0.01  # weight of the pull of a reward model's scores to a mean of zero; preferences do not determine the mean
+WHITENING_EPSILON = 1e-8  # added to the variance before the division
+DEVIATION_EPSILON = 1e-4  # added to a group's deviation before the division, since all its scores may be equal
 
 
 # Log-probabilities --------------------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ class _LogProbability(torch.autograd.Function):  # type: ignore[misc]  # torch i
         logp_NV, y_N = ctx.saved_tensors
         minus_p_NV, y_N1 = logp_NV.exp().neg_(), y_N[:, None]
         minus_p_NV.scatter_(1, y_N1, 0.0)
-        minus_p_NV.scatter_(1, y_N1, -minus_p_NV.sum(dim=1, keepdim=True))  # 1 − p[y], as the sum of the others
+        minus_p_NV.scatter_(1, y_N1, -minus_p_NV.sum(dim=1, keepdim=True))  # 1 − p[y], as the sum of all other probabilities
         return minus_p_NV.mul_(gradients[0][:, None]), None
 
 
@@ -97,7 +97,10 @@ def gae_advantages(
 
 
 def whiten_advantages(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Normalize to mean 0 and variance 1 over all tokens, zero on padding. Takes all rollouts of a trainer's round at once."""
+    """Return advantages normalized to mean 0 and variance 1 over all tokens, zero on padding.
+
+    `x_BT` has all rollouts of a trainer's round.
+    """
     x_BT, count = _only(x_BT, mask_BT), mask_BT.sum()
     centred_BT = _only(x_BT - x_BT.sum() / count, mask_BT)
     variance = centred_BT.square().sum() / (count - 1).clamp(min=1)
@@ -107,8 +110,9 @@ def whiten_advantages(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
 def group_advantages(total_B: Tensor, group: int, *, by_deviation: bool = False) -> Tensor:
     """Return the advantages of GRPO (B,): the total reward of a response minus the mean of its group.
 
-    A group is `group` adjacent responses to one prompt. `by_deviation` divides by the deviation of the group, as in the paper.
-    This gives more weight to prompts whose responses have similar scores (Liu et al. 2025, arXiv:2503.20783).
+    A group is `group` adjacent responses to one prompt. With `by_deviation` the advantages are divided by their group's
+    deviation, as in the paper. The division gives more weight to prompts whose responses have similar scores (Liu et al. 2025,
+    arXiv:2503.20783).
     """
     total_GN = total_B.view(-1, group)
     centred_GN = total_GN - total_GN.mean(1, keepdim=True)
@@ -125,8 +129,8 @@ def policy_losses(
 ) -> Tensor:
     """Return the negated clipped surrogate of PPO (equation 7) for each token (B, T), zero on padding. `token_mean` reduces it.
 
-    The gradient of a token falls linearly to zero between the edge 1 ± `clip` of the ratio and `ramp` beyond it. In the paper it
-    jumps to zero at the edge.
+    The edge of the ratio is 1 ± `clip`. Beyond the edge, the gradient of a token falls linearly to zero within `ramp`. In the
+    paper the gradient jumps to zero at the edge.
     """
     ratio_BT = torch.exp(_only(logp_BT - old_BT, mask_BT))
     advantage_BT = _only(advantage_BT, mask_BT)
@@ -154,14 +158,20 @@ def token_mean(x_BT: Tensor, mask_BT: Tensor, tokens: Tensor | int | None = None
 
 
 def reward_model_losses(first_B: Tensor, second_B: Tensor, p_B: Tensor) -> Tensor:
-    """Return Bradley–Terry losses (B,) plus a pull to mean zero, from both scores and the probability p of the first response."""
+    """Return Bradley–Terry losses (B,), plus a pull of the scores to mean zero.
+
+    `p_B` is the probability that the first response is better.
+    """
     return _preference_losses(first_B - second_B, p_B) + CENTRE_WEIGHT * (first_B + second_B).square()
 
 
 def dpo_losses(
     first_B: Tensor, second_B: Tensor, reference_first_B: Tensor, reference_second_B: Tensor, p_B: Tensor, *, beta: float
 ) -> Tensor:
-    """Return the losses of DPO (B,) (equation 7) from the log-probabilities of responses and the probability p of the first."""
+    """Return the losses of DPO (B,) (equation 7) from log-probabilities of responses.
+
+    `p_B` is the probability that the first is better.
+    """
     return _preference_losses(beta * ((first_B - reference_first_B) - (second_B - reference_second_B)), p_B)
 
 
@@ -170,10 +180,11 @@ def _preference_losses(difference_B: Tensor, p_B: Tensor) -> Tensor:
 
 
 def _ramped_maximum(free: Tensor, clipped: Tensor, width: Tensor) -> Tensor:
-    """Return about the maximum of both. While `clipped` exceeds `free` by less than `width`, their gradients are interpolated.
+    """Return approximately the maximum of `free` and `clipped`.
 
-    Processors round differently, so a token can be on different sides of an edge at trainer and auditor. With a jump, it would
-    change the gradient of a step by far more than re-execution tolerates.
+    While `clipped` exceeds `free` by less than `width`, the gradient is interpolated between their gradients. Processors round
+    differently, so a token can be on different sides of the clip range's edge at trainer and auditor. If the gradient jumped at
+    the edge, the gradients of a step would differ by far more than re-execution tolerates.
     """
     inside = torch.minimum((clipped - free).clamp(min=0), width)
     return torch.maximum(free, clipped) - (inside - inside.square() / (2 * width.clamp(min=torch.finfo(width.dtype).tiny)))

@@ -1,14 +1,14 @@
-"""Evaluation of a tuned policy: of the toy exactly, of other policies by samples and their reward model.
+"""Evaluation of a tuned policy: exact for the toy model, and by samples and their reward model for other policies.
 
 `python -m rlhf.pytorch.policy_evaluation BETA POLICY REFERENCE [REWARD TEXT PAIRS [TOKENIZER]]` prints JSON.
 
 | argument | meaning |
 |---|---|
-| BETA | β of the next round; ignored for the toy, which has the β of its job |
-| POLICY, REFERENCE, REWARD | files of `training.formats.checkpoint`; without REWARD the policy is the toy |
-| TEXT | text with the prompts, of which the held-out part is used |
-| PAIRS | set of the reward model, of which the held-out part is used |
-| TOKENIZER | the job's tokenizer, if it has one |
+| BETA | β of the next round; ignored for the toy model, which uses the β of its job |
+| POLICY, REFERENCE, REWARD | models as files of `training.formats.checkpoint`; without REWARD the policy is a toy model |
+| TEXT | file of a text, whose held-out part gives the prompts |
+| PAIRS | file of the reward model's preference set, whose held-out part is used |
+| TOKENIZER | file of the job's tokenizer, if the job has one |
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ from training.job_spec import JobSpec
 from training.objectives import registry
 from training.replicated.tensor_layout import Float32Array
 
-SAMPLES: Final = 256  # prompts, each with a response of policy and reference: the mean has 1/16 of the deviation
-TOY_SAMPLES: Final = 64  # responses of policy and reference, for people to read
+SAMPLES: Final = 256  # prompts, each with a response of policy and reference: the mean score has 1/16 of a score's deviation
+TOY_SAMPLES: Final = 64  # responses of the toy policy and of its reference, for people to read
 Float64Array = npt.NDArray[np.float64]
 
 
 # The toy -----------------------------------------------------------------------------------------------------------------
 #
-# The toy is small enough to compute the value of any policy and the largest value exactly. Arrays have shape (7776,), in the
-# order of `toy_responses`.
+# The toy model is so small that the value of any policy, and the largest value, can be computed exactly. Arrays have the shape
+# (7776,), in the order of `toy_responses`.
 
 
 def toy_responses() -> npt.NDArray[np.int64]:
@@ -73,7 +73,10 @@ def toy_rewards(seed: int) -> Float64Array:
 
 
 def policy_value(logp: Float64Array, reference: Float64Array, rewards: Float64Array, beta: float = TOY_BETA) -> float:
-    """Return J = E r − β·KL(policy ‖ reference), from the log-probability of each response under both."""
+    """Return J = E r − β·KL(policy ‖ reference).
+
+    `logp` and `reference` are the log-probabilities of each response under the policy and under the reference.
+    """
     return float(np.exp(logp) @ (rewards - beta * (logp - reference)))
 
 
@@ -83,13 +86,16 @@ def optimal_value(reference: Float64Array, rewards: Float64Array, beta: float = 
 
 
 def gap_closed(logp: Float64Array, reference: Float64Array, rewards: Float64Array, beta: float = TOY_BETA) -> float:
-    """Return (J − J_ref) / (J* − J_ref): 0 for the reference, 1 for the optimal policy."""
+    """Return the closed part of the gap to the optimal policy: (J − J_ref) / (J* − J_ref).
+
+    It is 0 for the reference, and 1 for the optimal policy.
+    """
     start = policy_value(reference, reference, rewards, beta)
     return (policy_value(logp, reference, rewards, beta) - start) / (optimal_value(reference, rewards, beta) - start)
 
 
 def toy_log_probabilities(spec: JobSpec, parameters: Float32Array) -> Float64Array:
-    """Return the log-probability of each response."""
+    """Return the log-probability of each possible response under the toy model."""
     model, responses = _model(spec, parameters), torch.from_numpy(toy_responses())
     prompted = F.pad(responses[:, :-1], (1, 0), value=TOY_PROMPT)
     with torch.no_grad():

@@ -41,10 +41,10 @@ from training.engines.pytorch.model import GPT
 from training.objectives.objective import Declaration, RejectionReason
 from training.replicated.tensor_layout import Float32Array
 
-EPSILON: Final = 2.0**-10  # tolerated lead of another token: logits differ by about 1e-5 between processors
-# twice the effect of `FIGURE_TOLERANCE` in each score: `rlhf.objectives.rollouts.SCORE_VARIANCE`
+EPSILON: Final = 2.0**-10  # tolerated lead of another token in logit plus noise: logits differ by 1e-5 between processors
+# Tolerance of the correlation: twice the effect of `FIGURE_TOLERANCE` in each score (`rlhf.objectives.rollouts.SCORE_VARIANCE`).
 CORRELATION_TOLERANCE: Final = 0.02
-FIGURE_TOLERANCE: Final = 1e-4  # tolerance of sums, per token or response: no setting depends on less
+FIGURE_TOLERANCE: Final = 1e-4  # tolerance of sums, per token or response: no setting depends on smaller differences
 
 
 def ppo_loss(
@@ -59,7 +59,7 @@ def ppo_loss(
     old_value_BT: Tensor,
     return_BT: Tensor,
 ) -> Tensor:
-    """Return the clipped policy loss, plus the value loss if there is a value head. Both are means over tokens."""
+    """Return the clipped policy loss, plus the value loss if the model has a value head. Each is a mean over tokens."""
     own: PpoSettings = model.job.decoded_settings
     features_BTC = rollout_passes.response_features(model, x_BS, begin_B, tokens_BT.shape[1])
     logp_BT = losses.log_probabilities(model.logits(features_BTC), tokens_BT)
@@ -73,7 +73,7 @@ def ppo_loss(
 
 @dataclass(frozen=True, slots=True)
 class _ScoredRollouts:
-    """A trainer's responses with the outputs of the round's model, of the reference and of the reward."""
+    """A trainer's responses, with the outputs of the round's first model, of the reference model and of the reward for them."""
 
     key: tuple[RolloutId, bytes]
     responses: Sequence[TokenIds]
@@ -85,20 +85,20 @@ class _ScoredRollouts:
     reference_BT: Tensor
     value_BT: Tensor
     score_B: Tensor
-    excess_BT: Tensor | None  # `rollout_passes.ForwardPassResult`
+    excess_BT: Tensor | None  # excess of each token, as in `rollout_passes.ForwardPassResult`
     blocked: int
 
 
 class PpoDeclarer:
-    """Implements `training.replay.proposal_replay.Declarer`."""
+    """The `training.replay.proposal_replay.Declarer` of PPO: makes and verifies declarations, and derives the data of steps."""
 
     def __init__(self, engine: TorchDeclaringEngine) -> None:
         self._engine, self._spec = engine, engine.spec
         self._own: PpoSettings = engine.spec.decoded_settings
         self._bounds = PPO.rollout_limits(engine.spec, self._own)
-        self._scorer: NormalizedRewardModel | None = None  # made at the first use, once the engine has the reward model
-        self._asked: tuple[RolloutId, list[TokenIds]] | None = None  # the last drawn prompts
-        self._last: _ScoredRollouts | None = None  # cached, because a proposal is used several times in a row
+        self._scorer: NormalizedRewardModel | None = None  # created at the first use, when the engine has loaded the reward model
+        self._asked: tuple[RolloutId, list[TokenIds]] | None = None  # prompts of the last use, which are drawn only once
+        self._last: _ScoredRollouts | None = None  # result of the last use, since a proposal is used more than once in a row
 
     def make_declaration(
         self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress = lambda: None
@@ -225,7 +225,7 @@ class PpoDeclarer:
         if self._scorer is None:
             assert self._engine.required_model is not None
             self._scorer = NormalizedRewardModel(self._engine.required_model, on_step, self._engine.device)
-        # The reward model was trained on texts without stop tokens, so it scores responses without them.
+        # The reward model was trained on texts without stop tokens, so it scores responses without their stop tokens.
         last = [begin + len(self._said(response)) - 1 for begin, response in zip(begins, responses, strict=True)]
         return self._scorer.scores(whole_BS, torch.tensor(last), on_step)
 

@@ -1,7 +1,8 @@
 """Sampling of responses from a model, and a forward pass over given responses.
 
-Axes: B responses, R some of them, T tokens of a response, S inputs (longest prompt and T − 1 tokens), V vocabulary, C features.
-Prompts may differ in length. A row is a prompt, its response, and padding at the end, which has no effect on causal attention.
+Axes: B all responses, R the responses of a part, T tokens of a response, S inputs (longest prompt and T − 1 tokens), V
+vocabulary, C features. Prompts may differ in length. A row is a prompt, its response, and padding at the end, which has no effect
+on causal attention.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from training.engines.pytorch.layers import KVCache
 from training.engines.pytorch.model import GPT
 from training.replicated.tensor_layout import Float32Array
 
-SAMPLED_AT_ONCE = 64  # responses that share one pass over the weights
-NUMBERS_AT_ONCE = 1 << 20  # elements of the largest tensor of a pass: 4 MB
+SAMPLED_AT_ONCE = 64  # responses sampled together, which share each pass over the weights
+NUMBERS_AT_ONCE = 1 << 20  # elements of the largest tensor in a forward pass: 4 MB
 
 Noise = Callable[[Iterable[tuple[int, int]]], Float32Array]  # tokens as (response, position) -> noise (tokens, V)
 
@@ -47,12 +48,14 @@ def _sample_part(
 ) -> list[list[int]]:
     """Sample responses to prompts in ascending order of their lengths.
 
-    All rows are at the same position. Longer prompts still feed their own tokens while shorter ones have begun their responses.
+    All rows are at the same position: at positions where short prompts already have tokens of their responses, longer prompts
+    still feed their own tokens.
     """
     responses: list[list[int]] = [[] for _ in prompts]
     at, longest = len(prompts[0]), len(prompts[-1])
-    spec = replace(model.spec, context=longest + bounds.tokens_max)  # enough for the cache
-    going, cache = list(range(len(prompts))), KVCache(spec, len(prompts), model.device)  # rows of the cache
+    spec = replace(model.spec, context=longest + bounds.tokens_max)  # context that is large enough for the cache
+    # Numbers of the prompts that are in the cache.
+    going, cache = list(range(len(prompts))), KVCache(spec, len(prompts), model.device)
     pending = torch.from_numpy(np.stack([prompt[:at] for prompt in prompts]))
     while going:
         logits_BV = model.logits(model.features(pending.to(model.device), cache, last=1)[:, -1]).cpu()
@@ -78,7 +81,7 @@ def response_features(model: GPT, x_BS: Tensor, begin_B: Tensor, tokens: int) ->
 
     Features after the last input are arbitrary.
     """
-    unseen = int(begin_B.min()) - 1  # first positions, which predict no response token
+    unseen = int(begin_B.min()) - 1  # number of first positions, which predict no token of a response
     features_BSC = model.features(x_BS, last=x_BS.shape[1] - unseen)
     at_BT = (begin_B[:, None] - 1 - unseen + torch.arange(tokens, device=x_BS.device)).clamp(max=features_BSC.shape[1] - 1)
     return features_BSC.gather(1, at_BT[:, :, None].expand(-1, -1, features_BSC.shape[2]))
@@ -86,9 +89,9 @@ def response_features(model: GPT, x_BS: Tensor, begin_B: Tensor, tokens: int) ->
 
 @dataclass(frozen=True, slots=True)
 class ForwardPassResult:
-    logp_BT: Tensor  # log-probability of each response token; padding is arbitrary in all these tensors
+    logp_BT: Tensor  # log-probability of each token of the responses; on padding, all three tensors are arbitrary
     value_BT: Tensor  # value before each token; zero if the model has no value head
-    excess_BT: Tensor | None  # maximum of logit plus noise, minus that of the response's token; None: no noise given
+    excess_BT: Tensor | None  # maximum of logit plus noise, minus logit plus noise of the response's token; None: without noise
 
 
 def forward_pass(
@@ -99,11 +102,11 @@ def forward_pass(
     head: str,
     on_part: OnProgress,
     noise: Noise | None = None,
-    begin_B: Tensor | None = None,  # length of each prompt; None: all have the same
+    begin_B: Tensor | None = None,  # length of each prompt; None: all prompts have the same length
 ) -> ForwardPassResult:
-    """Compute log-probabilities, values and excesses of all responses, in parts of similar length.
+    """Return log-probabilities, values and excesses of all responses, computed in parts with responses of similar length.
 
-    The parts are always the same, so the bits are reproducible on one machine.
+    Equal inputs are divided into equal parts, so the bits are reproducible on one machine.
     """
     logp_BT, value_BT = torch.zeros(tokens_BT.shape), torch.zeros(tokens_BT.shape)
     excess_BT = None if noise is None else torch.zeros(tokens_BT.shape)
@@ -131,7 +134,10 @@ def forward_pass(
 
 
 def _excess(logits_RTV: Tensor, tokens_RT: Tensor, responses: Sequence[tuple[int, int]], noise: Noise) -> Tensor:
-    """Return the excess (R, T) of responses, each given by its number and length."""
+    """Return the excess (R, T) of each token (`ForwardPassResult`).
+
+    `responses` has the number and the length of each response.
+    """
     excess_RT, device = torch.zeros(tokens_RT.shape), logits_RTV.device
     at_once = max(1, NUMBERS_AT_ONCE // logits_RTV.shape[2])
     for row, (number, length) in enumerate(responses):

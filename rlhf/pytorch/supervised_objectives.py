@@ -24,27 +24,27 @@ from training.engines.pytorch.engine import TorchEngine
 from training.engines.pytorch.model import GPT
 from training.job_spec import JobSpec
 
-TOKENS_AT_ONCE: Final = 8_192  # tokens per forward pass without training
-DEVIATION_MIN: Final = 1e-2  # scores differ by 1e-6 between processors: divided by this, the difference is still tolerated
-BINS: Final = 10  # bins of probabilities
+TOKENS_AT_ONCE: Final = 8_192  # tokens in one forward pass without gradients
+DEVIATION_MIN: Final = 1e-2  # least divisor of scores: their differences of 1e-6 between processors stay within the tolerance
+BINS: Final = 10  # bins of probabilities in the calibration error
 Floats = npt.NDArray[np.floating[Any]]
 
 
 def calibration_error(chances: Floats, p: Floats) -> float:
     """Return the expected calibration error (Guo et al. 2017, arXiv:1706.04599) of N pairs.
 
-    `chances` (N,) is the model's probability σ(d) that the first response is better, and `p` (N,) that of people. Each pair
-    counts in both orders, so the order of the responses does not matter.
+    `chances` (N,) is the model's probability σ(d) that the first response is better, and `p` (N,) is the share of people who
+    prefer it. Each pair counts in both orders, so the order of the responses does not matter.
     """
     said, right = np.concatenate([chances, 1 - chances]).astype(np.float64), np.concatenate([p, 1 - p]).astype(np.float64)
     bins = np.minimum((said * BINS).astype(np.int64), BINS - 1)
-    # Each bin contributes its share of the pairs times the difference between its mean probability and its mean p.
+    # A bin contributes its share of the pairs, times the difference between the mean probability and the mean p of its pairs.
     gaps = np.bincount(bins, weights=said - right, minlength=BINS)
     return float(np.abs(gaps).sum() / len(said))
 
 
 def text_scores(model: GPT, x_BS: Tensor, last_B: Tensor) -> Tensor:
-    """Return the score of each text (B,): at its last token, or the mean over its tokens for `reward-mean`.
+    """Return the score of each text (B,): the head's output at the last token, or for `reward-mean` its mean over all tokens.
 
     Attention is causal, so padding after the last token has no effect.
     """
@@ -102,7 +102,7 @@ class NormalizedRewardModel:
 
 
 def reward_metrics(model: GPT, spec: JobSpec, tokens: TokenizedText, on_step: OnProgress) -> Mapping[str, float]:
-    """Return the statistics of the set, and metrics of a reward model on held-out pairs (`preference_metrics`)."""
+    """Return the statistics of a preference set, and the metrics of its reward model on held-out pairs (`preference_metrics`)."""
     assert isinstance(tokens, TokenizedPairs)
     parts = list(held_out_scores(model, tokens, on_step))
     if not parts:
@@ -112,12 +112,12 @@ def reward_metrics(model: GPT, spec: JobSpec, tokens: TokenizedText, on_step: On
 
 
 def preference_metrics(d_N: Tensor, p_N: Tensor) -> dict[str, float]:
-    """Return metrics from the differences of scores and p, the probability by people.
+    """Return the metrics of a model from the differences `d_N` of its scores.
 
-    The accuracy is the share of pairs whose better response scores higher. Equal scores count half, and ties of people are left
-    out. The metric is missing if all pairs are ties. The calibration error is over all pairs.
+    The accuracy is the share of pairs whose better response scores higher. Pairs with equal scores count half, and pairs that
+    people called a tie are left out. The accuracy is missing if all pairs are ties. The calibration error is over all pairs.
     """
-    d_N = torch.nan_to_num(d_N)  # NaN of a diverged model counts as equal scores
+    d_N = torch.nan_to_num(d_N)  # A diverged model has NaN, which counts as equal scores.
     right_N = ((1 + torch.sign(d_N) * torch.sign(p_N - 0.5)) / 2)[p_N != 0.5]
     found = {CALIBRATION: calibration_error(torch.sigmoid(d_N).numpy(), p_N.numpy()), PAIRS: float(len(right_N))}
     return ({ACCURACY: float(right_N.double().mean())} if len(right_N) else {}) | found
@@ -154,7 +154,7 @@ def dpo_loss(model: GPT, x_N2S: Tensor, y_N2S: Tensor, mask_N2S: Tensor, referen
 
 
 def dpo_figures(model: GPT, spec: JobSpec, tokens: TokenizedText, on_step: OnProgress) -> Mapping[str, float]:
-    """Return the metrics of a reward model for the implicit reward: β times the log-ratio of policy and reference."""
+    """Return the metrics of a policy's implicit reward, like a reward model's: β times the log-ratio of policy and reference."""
     assert isinstance(tokens, TokenizedResponses)
     differences, ps = list[Tensor](), list[Tensor]()
     for chosen in _held_out(tokens, spec.model.context):
@@ -168,10 +168,10 @@ def dpo_figures(model: GPT, spec: JobSpec, tokens: TokenizedText, on_step: OnPro
 
 
 def fill_reference_log_probabilities(engine: TorchEngine, drawn: npt.NDArray[np.int64] | None, on_step: OnProgress) -> None:
-    """Compute missing log-probabilities of these pairs under the reference, and store them in the data.
+    """Compute the missing log-probabilities of the `drawn` pairs under the reference, and store them in the engine's data.
 
-    `drawn` is None for the measured held-out pairs. Each pair is computed once, and an auditor computes only pairs of the rounds
-    that it re-executes.
+    None stands for the held-out pairs that are measured. Each pair is computed only once. An auditor computes only the pairs of
+    the rounds that it re-executes.
     """
     data, kept = engine.tokens, engine.read_parameters()
     assert isinstance(data, TokenizedResponses) and engine.first_parameters is not None

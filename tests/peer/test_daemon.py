@@ -106,7 +106,7 @@ async def assert_it_says_what_it_is_asked(daemon: Daemon) -> None:
         (asked(long, "huge"), "'huge' fits no jobs"),
         (asked(long, prompt=""), "the prompt is empty"),
         (asked(long, prompt="x" * 70_000), "the prompt has 70000 characters, at most 65536 are allowed"),
-        (asked(replace(long, top_p=1.5)), "top_p 1.5 is no probability"),
+        (asked(replace(long, top_p=1.5)), "top_p 1.5 is not a probability"),
         (asked(replace(long, max_tokens=0)), "tokens: 0 .* is outside 1..4096"),
     ):
         with pytest.raises(UserError, match=told):

@@ -68,7 +68,7 @@ async def test_a_driver_applies_the_last_block_before_an_upgrade_that_it_lacks_a
         assert older.driver.replica.is_outdated and older.store.state_root(upgrade.height - 1) == newer[0].store.state_root(
             upgrade.height - 1
         )
-        assert f"{TALLY} 2 from height {upgrade.height}" in older.driver.rules.why_version_unsupported(older.driver.state)
+        assert f"{TALLY} 2 at height {upgrade.height}" in older.driver.rules.why_version_unsupported(older.driver.state)
 
         await older.stop()
         await made.start(older)

@@ -71,7 +71,7 @@ def frame(data: bytes) -> bytes:
         (frame(codec.encode([bytes(8), "q", "a", "b", 1001])), "1001"),
         (frame(codec.encode([bytes(8), "q", "", "b", 1])), "empty"),
         (frame(codec.encode([bytes(8), "q", "a", "b"])), "Pair"),
-        (frame(codec.encode(pair(1)) + b"\0"), "follow"),
+        (frame(codec.encode(pair(1)) + b"\0"), "trailing bytes"),
     ],
 )
 def test_other_bytes_are_no_set(data: bytes, why: str) -> None:

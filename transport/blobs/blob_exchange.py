@@ -1,18 +1,20 @@
 """Downloads of blobs by digest, in chunks over the links, from peers that hold them.
 
-A transfer downloads one piece. It requests consecutive chunks from one holder at a time, a window ahead. For audit data the
-window adapts to the link (`DownloadWindow`): it covers a round trip, and a queue of a second or two for each auditor. If a holder
-answers NoBlob, stalls or disconnects, the transfer continues with another holder at the same offset. A peer that answers no
-transfer at all, such as a stopped process that keeps its links, is asked last until it answers again. If bytes of several holders
-have a wrong hash, the liar is unknown: the transfer starts again, and from then on never mixes the bytes of two holders.
+A transfer downloads one piece: a small blob, a list of parts, or a part. It requests consecutive chunks from one holder at a
+time. The window limits the number of requested chunks that have not arrived. For audit data the window adapts to the link
+(`DownloadWindow`): it covers a round trip, and one or two seconds in the holder's queue. If a holder answers NoBlob, stalls or
+disconnects, the transfer continues with another holder at the same offset. A peer that answers no transfer at all, such as a
+stopped process that keeps its links, is asked last until it answers again. If bytes of several holders have a wrong hash, the
+faulty holder is unknown: the transfer starts again, and from then on never mixes the bytes of two holders.
 
-`transport.blobs.blob_server` answers the requests of others. A holder serves a blob to few receivers at a time. To other peers it
-names holders and receivers of the blob. These peers wait for a turn, and meanwhile ask the named peers and all others. The names
-are hints: a liar that names peers without the blob causes that many useless requests, and its later names are ignored.
+`transport.blobs.blob_server` answers the requests of other peers. A holder sends a blob to few receivers at a time. To further
+requesters it names other holders and receivers of the blob. A requester then waits for an upload slot, and meanwhile asks the
+named peers and all other linked peers. The names are hints: a faulty holder that names peers without the blob causes one useless
+request for each name. Its later names are ignored.
 
 An object larger than a part has a list of parts, which is downloaded first, under the object's digest. Then each part is a
-transfer, a few at once, in a different order at each peer. So several holders send, even those with few parts; a wrong byte costs
-only one part; and finished parts survive a restart.
+transfer. A few parts are transferred at once, in a different order at each peer. So several holders can send, even holders that
+have only a few parts. A wrong byte costs only one part, and complete parts survive a restart.
 """
 
 from __future__ import annotations
@@ -37,37 +39,43 @@ from transport.wire.framing import Priority
 log = logging.getLogger(__name__)
 
 WINDOW_CHUNKS = 32  # chunks requested ahead: 2 MiB, which allow 20 MB/s over a link of 100 ms
-# Chunks of audit data requested ahead from one holder, in all transfers together. Over a link of 100 ms, 8 chunks allow 4 MB/s.
-# An uplink of 100 Mbit/s sends 64 chunks in 300 ms. With two chunks the link is never idle while a request is on its way.
+# Limits of the window for audit data: chunks requested ahead from one holder, in all transfers together. At the start, 8 chunks
+# allow 4 MB/s over a link of 100 ms. With at least 2 chunks the link is not idle while a request is on its way. An uplink of 100
+# Mbit/s sends 64 chunks in 300 ms.
 WINDOW_CHUNKS_START, WINDOW_CHUNKS_MIN, WINDOW_CHUNKS_MAX = 8, 2, 64
-ASKED_MAX = 4 * WINDOW_CHUNKS_MAX  # remembered requests to one holder; more exist only if it leaves some unanswered.
-# The window shrinks if an answer comes this much later than the fastest one, since it has waited in a queue. Retransmissions and
-# slow start of TCP delay answers by up to four round trips of 300 ms without a queue. With 0.5 s windows stayed at their minimum.
+ASKED_MAX = 4 * WINDOW_CHUNKS_MAX  # remembered requests to one holder; more exist only if the holder leaves some unanswered
+# Delay in seconds after the fastest answer from which an answer shrinks the window, since it has waited in a queue. Without a
+# queue, retransmissions and slow start of TCP delay answers by up to four round trips of 300 ms. With 0.5 s, windows stayed at
+# their minimum.
 QUEUE_SECONDS = 1.5
-FASTEST_SECONDS_MAX = 1.0  # time of a chunk on an idle link: 400 kbit/s, or three round trips of 300 ms
+FASTEST_SECONDS_MAX = 1.0  # largest assumed time of a chunk on an idle link: at 400 kbit/s, or three round trips of 300 ms
 STALL_SECONDS = 5.0  # time without a chunk after which a transfer tries the next holder
-# A busy holder of audit data may delay a chunk this long while it sends others. The chunk is not requested again. At 2 Mbit/s, 48
-# chunks for three auditors take 13 s.
+# Seconds in which a requested chunk of audit data is not requested again, since a busy holder may first send other chunks. At 2
+# Mbit/s, 48 chunks for three auditors take 13 s.
 BUSY_SECONDS = 20.0
-FIRST_ANSWER_SECONDS = 1.0  # timeout of a first answer if other holders exist: 3 round trips of 300 ms; doubled by failures
-RETRY_SECONDS = 0.5  # pause before a peer without the blob is asked again; doubled each time
+# Timeout of a first answer if other holders exist: 3 round trips of 300 ms; doubled after each failure.
+FIRST_ANSWER_SECONDS = 1.0
+RETRY_SECONDS = 0.5  # pause before a peer that lacked the blob is asked again; doubled each time
 RETRY_SECONDS_MAX = 15.0
-# Concurrent transfers, limited so that their windows do not fill a holder's queue. Audit data has a separate limit, so that a
-# trainer that sends its buffers slowly delays no payload.
+# Concurrent transfers except those of audit data, limited so that their windows do not fill a holder's queue. Audit data has a
+# separate limit, so that a trainer that sends its buffers slowly delays no payload.
 TRANSFERS_MAX = 10
-# More than FETCHING_AUDITS_MAX of an auditor, so that a trainer that sends its buffers slowly does not delay those of others.
+# Concurrent transfers of audit data: more than FETCHING_AUDITS_MAX of an auditor, so that a trainer that sends its buffers slowly
+# does not delay the buffers of other trainers.
 AUDIT_TRANSFERS_MAX = 18
-PARTS_AT_ONCE = 4  # concurrent parts of an object, to use several holders and leave transfers for small blobs
-TURN_SECONDS = 15.0  # duration of a turn if other transfers wait, since a holder may send slowly on purpose.
+# Concurrent transfers of parts of one object: several holders send, and some transfers stay free for small blobs.
+PARTS_AT_ONCE = 4
+TURN_SECONDS = 15.0  # seconds after which a transfer pauses if others wait, since its holder may send slowly on purpose
 
-# A peer that was told to wait asks again after this time: for other names, and because its offer may have been lost.
+# Seconds until a peer asks a holder again that told it to wait: the holder may name other peers, or its offer may have been lost.
 WAIT_SECONDS = 2.0
-WAIT_GETTING_SECONDS = 10.0  # the same for a peer that is downloading the blob, since it announces the end
-REMAINING_SECONDS_MAX = 2.0  # A transfer whose rest takes longer moves to a holder that offers a turn.
-SEARCH_SECONDS = 0.1  # interval of requests to peers that nobody named, since the peers that let this one wait may be faulty
+# Seconds until a peer asks a holder again that is still downloading the blob: the holder announces the end of its download.
+WAIT_GETTING_SECONDS = 10.0
+REMAINING_SECONDS_MAX = 2.0  # seconds; a transfer that needs longer for its last bytes moves to a holder that offers a slot
+SEARCH_SECONDS = 0.1  # interval of requests to unnamed peers: the holders that let this peer wait may be faulty
 
 assert WAIT_SECONDS > REPEAT_SECONDS
-# The requests of one peer fit into the queue of one holder.
+# The requests of one peer to one holder fit into the holder's queue.
 assert BLOB_CHUNK_BYTES * (WINDOW_CHUNKS * TRANSFERS_MAX // 2 + WINDOW_CHUNKS_MAX + AUDIT_TRANSFERS_MAX) <= 16 << 20
 assert PARTS_AT_ONCE < TRANSFERS_MAX
 assert WINDOW_CHUNKS_MIN <= WINDOW_CHUNKS_START <= WINDOW_CHUNKS_MAX
@@ -77,19 +85,20 @@ RunBlocking = Callable[[Callable[[], None]], Awaitable[None]]
 
 @dataclass(slots=True)
 class DownloadWindow:
-    """The number of chunks of audit data that this peer requests ahead from one holder.
+    """The window for audit data from one holder: the number of chunks that this peer requests ahead.
 
     | an answer                                     | the window                                      |
     | comes within QUEUE_SECONDS of the fastest one | grows by a chunk, so it doubles in a round trip |
     | comes later                                   | is halved, once in the answer's own time        |
 
     Answers come in the order of the requests. A chunk that was requested twice comes twice, and the first answer belongs to the
-    first request. Timed from the second request, it would be the fastest answer, and all others would seem late.
+    first request. Timed from the second request, the first answer would seem the fastest of all, and all other answers would seem
+    late.
     """
 
-    window: int = WINDOW_CHUNKS_START  # chunks
-    fastest: float = FASTEST_SECONDS_MAX  # seconds from a request to its chunk
-    mean: float = 0.0  # moving average of such seconds, for `answer_timeout`
+    window: int = WINDOW_CHUNKS_START  # window in chunks
+    fastest: float = FASTEST_SECONDS_MAX  # least seconds from a request to its chunk
+    mean: float = 0.0  # moving average of the seconds from a request to its chunk, for `answer_timeout`
     deviation: float = 0.0
     shrunk: float = -math.inf  # time of the last halving
     # (digest, offset, time) of each request, in the order of the answers.
@@ -104,7 +113,10 @@ class DownloadWindow:
         return self.mean + 4 * self.deviation
 
     def record_chunk(self, digest: bytes, offset: int, size: int, now: float) -> None:
-        """Time a chunk, and forget earlier requests, which get no answer any more. A short chunk is too fast to be timed."""
+        """Record the time of a chunk's arrival, and forget earlier requests, which get no answer any more.
+
+        A short chunk does not change the window.
+        """
         place = next((place for place, (*what, _) in enumerate(self.asked) if what == [digest, offset]), None)
         if place is not None:
             at = self.asked[place][-1]
@@ -134,55 +146,58 @@ RetryTimes = dict[bytes, tuple[float, float]]  # peer -> (time of the next reque
 
 @dataclass(slots=True)
 class _ObjectDownload:
-    """The state that all transfers of one object share."""
+    """The download of an object: the state that the transfers of all its parts share."""
 
     waiters: int = 0  # local tasks that wait for the object
     has_parts: bool = False
-    rests: RetryTimes = field(default_factory=dict)  # times of all parts, since a peer that lacks one usually lacks all
-    holders: set[bytes] = field(default_factory=set)  # peers that sent a part of the object, and named sources
-    slow: Counter[bytes] = field(default_factory=Counter)  # number of parts for which this peer was too slow
+    # Retry times for all parts, since a peer that lacks one part usually lacks all.
+    rests: RetryTimes = field(default_factory=dict)
+    holders: set[bytes] = field(default_factory=set)  # peers that sent a part of the object, and peers named as its sources
+    slow: Counter[bytes] = field(default_factory=Counter)  # peer -> number of parts that it sent too slowly
 
 
 @dataclass(slots=True)
 class _Transfer:
-    """The download of one piece."""
+    """The download of one piece: a small blob, a list of parts, or a part."""
 
     digest: bytes
     size_max: int
-    download: _ObjectDownload | None = None  # download of the object; None: the piece is not a part
-    object_digest: bytes | None = None  # object of a part; None: the piece is not a part
+    download: _ObjectDownload | None = None  # download of the object that this piece is a part of; None: not a part
+    object_digest: bytes | None = None  # digest of that object; None: the piece is not a part
     preferred: list[bytes] = field(default_factory=list)
     waiters: int = 0
     done: trio.Event = field(default_factory=trio.Event)
     error: BaseException | None = None  # error of the local store
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
-    changed: trio.Event = field(default_factory=trio.Event)  # set if another holder may be ready, or the present holder is done
-    pull: trio.CancelScope | None = None  # scope whose deadline is the stall timeout
+    # Set when another holder may be ready, or when the download from this holder ends.
+    changed: trio.Event = field(default_factory=trio.Event)
+    pull: trio.CancelScope | None = None  # scope of the download from one holder; its deadline is the stall timeout
     holder: bytes | None = None
-    asked: float = 0.0  # time of the first request to this holder
-    begun: int = 0  # `offset` at the time `asked`
-    moved: float = 0.0  # time of the holder's last chunk, or else `asked`
+    asked: float = 0.0  # time of the first request to the present holder
+    begun: int = 0  # value of `offset` at the time `asked`
+    moved: float = 0.0  # time of the holder's last chunk; before the first one, `asked`
     is_audit_data: bool = False
-    download_window: DownloadWindow | None = None  # window of the holder, for audit data
+    download_window: DownloadWindow | None = None  # window of the present holder, only for audit data
     total: int | None = None
     offset: int = 0  # bytes written so far
     requested: int = 0
     awaited: set[int] = field(default_factory=set)  # offsets of the chunks requested from the holder
-    # For audit data: (holder, offset) -> time of a request without an answer, even to a holder that was given up.
+    # For audit data: (holder, offset) -> time of a request without an answer. The holder may have been replaced since.
     under_way: dict[tuple[bytes, int], float] = field(default_factory=dict)
-    window: int = WINDOW_CHUNKS * BLOB_CHUNK_BYTES  # bytes
+    window: int = WINDOW_CHUNKS * BLOB_CHUNK_BYTES  # bytes requested ahead
     writer: BlobWriter | None = None
     contributors: set[bytes] = field(default_factory=set)
     lacked: bool = False  # The holder answered NoBlob.
     one_holder: bool = False  # After a wrong hash, bytes of two holders are never mixed again.
     rests: RetryTimes = field(default_factory=dict)
-    waits: dict[bytes, float] = field(default_factory=dict)  # peer that told us to wait -> time of the next request
-    is_left: bool = False  # The holder was left without a fault: it told us to wait, or another holder has a turn for us.
-    named: dict[bytes, bytes] = field(default_factory=dict)  # possible holder -> peer that named it; itself if it offers a turn
-    unbelieved: set[bytes] = field(default_factory=set)  # peers with a false name or a false offer
-    is_found: bool = False  # A peer that told us to wait has the blob.
-    search_at: float = 0.0  # earliest time of a request to a peer that nobody named, if `is_found`
-    asked_peers: set[bytes] = field(default_factory=set)  # peers that may reserve a slot for us, or name us
+    waits: dict[bytes, float] = field(default_factory=dict)  # peer that told this one to wait -> time of the next request to it
+    is_left: bool = False  # True if the holder has done no wrong: it told us to wait, or another holder offers a slot.
+    # Possible holder -> peer that named it, or itself if it offers a slot.
+    named: dict[bytes, bytes] = field(default_factory=dict)
+    unbelieved: set[bytes] = field(default_factory=set)  # peers that made a false offer or named a peer without the blob
+    is_found: bool = False  # True if a peer that told us to wait has the blob.
+    search_at: float = 0.0  # earliest time of a request to an unnamed peer, if `is_found`
+    asked_peers: set[bytes] = field(default_factory=set)  # peers that may reserve a slot for us, or name us as a receiver
 
     @property
     def complete(self) -> bool:
@@ -196,9 +211,9 @@ class _Transfer:
         self.under_way.clear()
 
     def is_under_way(self, peer: bytes, offset: int, now: float) -> bool:
-        """Return whether this peer will send this chunk without another request.
+        """Return whether `peer` will send the chunk at `offset` without another request.
 
-        Only the trainer that was named as a source answers at once. Other holders of audit data may make this peer wait.
+        Only the trainer that was named as the source answers at once. Another holder may make this peer wait.
         """
         return peer in self.preferred and now < self.under_way.get((peer, offset), -math.inf) + BUSY_SECONDS
 
@@ -208,13 +223,14 @@ class _Transfer:
     def accepts_chunk(self, peer: bytes, offset: int) -> bool:
         """Return whether a received chunk is useful.
 
-        Over a slow link a holder may answer after it was given up. The transfer still accepts the chunks that it had requested.
+        Over a slow link a holder may answer after the transfer has moved to another holder. The transfer still accepts the chunks
+        that it had requested.
         """
         was_under_way = self.under_way.pop((peer, offset), None) is not None
         return self.holder == peer or (was_under_way and not self.one_holder)
 
     def ends_soon(self, now: float) -> bool:
-        """Estimate whether its holder sends the rest before another holder could."""
+        """Return whether the present holder probably sends the rest of the piece before another holder could."""
         came, left = self.offset - self.begun, (self.total or 0) - self.offset
         return self.holder is not None and came > 0 and left / came * (now - self.asked) < REMAINING_SECONDS_MAX
 
@@ -248,11 +264,11 @@ class BlobExchange:
         self._send, self._drop, self._connected, self._run_blocking = send, drop, connected, run_blocking
         self._transfers: dict[bytes, _Transfer] = {}
         self._goals: dict[bytes, _ObjectDownload] = {}
-        self._paces: dict[bytes, DownloadWindow] = {}  # holder -> its window
-        self._left = trio.Event()  # set if no task waits for an object with parts any more
+        self._paces: dict[bytes, DownloadWindow] = {}  # holder -> window of audit data
+        self._left = trio.Event()  # set when no task waits for an object with parts any more
         self._recall = recall
         self.server = BlobServer(blobs, send, self._transfers.__contains__, is_stranger)
-        self._silent: set[bytes] = set()  # peers that did not answer a request, and sent nothing since
+        self._silent: set[bytes] = set()  # peers that left a request unanswered, and have sent nothing since
         self._turns, self._reveals = trio.CapacityLimiter(TRANSFERS_MAX), trio.CapacityLimiter(AUDIT_TRANSFERS_MAX)
         self._nursery: trio.Nursery | None = None
         self.bytes_received = 0
@@ -381,7 +397,7 @@ class BlobExchange:
         if peer not in transfer.unbelieved:
             for other in self._connected().intersection(answer.holders):
                 transfer.named[other] = peer
-                transfer.rests.pop(other, None)  # It may have received the blob meanwhile.
+                transfer.rests.pop(other, None)  # The peer may have received the blob meanwhile.
         transfer.changed.set()
 
     def on_has_blob(self, peer: bytes, answer: HasBlob) -> None:
@@ -389,7 +405,7 @@ class BlobExchange:
         self.server.on_peer_has(digest, peer)
         transfer = self._transfers.get(digest)
         if transfer is not None and transfer.holder == peer:
-            self._mark_responsive(peer)  # It has a slot for us, and the first chunk is on its way.
+            self._mark_responsive(peer)  # The holder has a slot for us, and the first chunk is on its way.
             return
         if transfer is None or peer not in transfer.waits or peer in transfer.unbelieved:
             return
@@ -411,7 +427,7 @@ class BlobExchange:
                 transfer.pull.deadline = max(transfer.pull.deadline, until)
 
     def _decline(self, peer: bytes, transfer: _Transfer) -> None:
-        """Tell a peer not to send this blob, even chunks that it has queued already."""
+        """Tell a peer to send no chunk of this blob, not even the chunks that it has queued already."""
         self._send(peer, NoBlob(transfer.digest), Priority.CONTROL)
         transfer.forget_asking(peer)
 
@@ -423,7 +439,7 @@ class BlobExchange:
             self._transfers[digest].forget_asking(peer)
 
     def on_no_blob(self, peer: bytes, answer: NoBlob) -> None:
-        """Handle NoBlob: the peer lacks the blob, or does not want it from here any more."""
+        """Handle NoBlob: the peer lacks the blob, or does not want it from this peer any more."""
         self._mark_responsive(peer)
         self._recall(peer, answer.digest)
         self.server.release_slot(answer.digest, peer)
@@ -434,7 +450,7 @@ class BlobExchange:
             transfer.changed.set()
 
     def on_blob_chunk(self, peer: bytes, chunk: BlobChunk) -> None:
-        """Handle a chunk in the link's reader, so that a slow disk causes backpressure and not a queue here."""
+        """Handle a chunk in the task that reads the link. So a slow disk causes backpressure, and not a queue in this peer."""
         self._mark_responsive(peer)
         self.bytes_received += len(chunk.chunk)
         self.audit_bytes_received += len(chunk.chunk) if self._blobs.is_audit_data(chunk.digest) else 0
@@ -451,12 +467,12 @@ class BlobExchange:
 
     def _accept_chunk(self, transfer: _Transfer, peer: bytes, chunk: BlobChunk) -> None:
         if chunk.total > transfer.size_max or (transfer.total is not None and chunk.total != transfer.total):
-            # Either this holder or an earlier one sent a false size. Without proof there is no penalty.
+            # Either this holder or an earlier one sent a false size. Nothing proves which one, so neither is penalized.
             transfer.one_holder = transfer.one_holder or transfer.total is not None
             transfer.changed.set()
             return
         if chunk.offset != transfer.offset or len(chunk.chunk) < min(BLOB_CHUNK_BYTES, chunk.total - transfer.offset):
-            return  # After a lost message or with too few bytes, the stall timeout ends this pull.
+            return  # A message was lost, or the chunk is too short: the stall timeout ends the download from this holder.
         if transfer.writer is None:
             transfer.total, transfer.writer = (
                 chunk.total,
@@ -480,7 +496,7 @@ class BlobExchange:
         if transfer.complete:
             transfer.changed.set()
         elif peer == transfer.holder and transfer.requested <= transfer.offset + transfer.window // 2:
-            # Half a window is requested at once, since a frame of many requests costs little more than one.
+            # Requests are sent for half a window at once, since a frame of many requests costs little more than a frame of one.
             self._request_chunks(transfer, peer)
 
     def _window_bytes(self, transfer: _Transfer) -> int:
@@ -506,7 +522,10 @@ class BlobExchange:
         transfer.done.set()
 
     def _announce_result(self, transfer: _Transfer) -> None:
-        """Announce the result to the asked peers, which may hold a slot for this peer or name it, and serve waiting peers."""
+        """Announce the result of a transfer, and offer slots to waiting peers.
+
+        The asked peers are told, since they may hold a slot for this peer or name it to others.
+        """
         size = self._blobs.piece_size(transfer.digest)
         is_short = size is not None and size < QUEUED_BYTES_MIN  # The blob is too small for slots.
         for peer in transfer.waits.keys() if is_short else transfer.asked_peers:
@@ -520,7 +539,7 @@ class BlobExchange:
             turns = self._reveals if transfer.is_audit_data else self._turns
             async with turns:  # A turn is held only while a holder sends, so that a blob without a holder blocks no other blob.
                 transfer.changed = trio.Event()
-                # A holder that was given up may have completed it meanwhile.
+                # An earlier holder may have completed the blob meanwhile.
                 holder, pause = (None, 0.0) if transfer.complete else self._choose_holder(transfer)
                 if holder is not None:
                     transfer.download_window = (
@@ -540,7 +559,7 @@ class BlobExchange:
         return self._blobs.size(transfer.digest) is not None or self._blobs.missing_parts(transfer.digest) is not None
 
     def _choose_holder(self, transfer: _Transfer) -> tuple[bytes | None, float]:
-        """Return the holder to ask now, or None and the seconds to wait for one."""
+        """Return the holder to ask now and 0, or None and the seconds until a holder can be asked."""
         now, ready = trio.current_time(), self._ready_holders(transfer)
         if not ready:
             waits = (self._asked_again(transfer, peer) - now for peer in self._connected())
@@ -555,7 +574,7 @@ class BlobExchange:
         return {peer for peer in self._connected() if self._asked_again(transfer, peer) <= now}
 
     def _asked_again(self, transfer: _Transfer, peer: bytes) -> float:
-        """Return the time of the next request to a peer."""
+        """Return the earliest time of the next request to a peer."""
         at = max(transfer.rests.get(peer, (-math.inf, 0.0))[0], transfer.waits.get(peer, -math.inf))
         return max(at, transfer.search_at) if self._is_search(transfer, peer) else at
 
@@ -566,9 +585,9 @@ class BlobExchange:
     def _preference(self, transfer: _Transfer, peer: bytes) -> tuple[object, ...]:
         """Return a sort key of a peer. The least is asked first.
 
-        The key prefers peers with few failures, then peers that answer, then named ones. A hash spreads the load over the rest.
-        Each holder of an object gets about as many of its parts. At most one part is requested from a peer that may have none,
-        and if it has none, the next request goes to a known holder.
+        The key prefers peers with few failures, then peers that answer, then peers that were named. A hash spreads the load over
+        equal peers. About the same number of an object's parts is requested from each of its holders. At most one part is
+        requested from a peer that may have no part. If that peer lacks the part, the next request goes to a known holder.
         """
         spread, goal = hashlib.sha256(self._me + transfer.digest + peer).digest(), transfer.download
         hint = transfer.named.get(peer) != peer, peer not in transfer.named
@@ -580,12 +599,12 @@ class BlobExchange:
         return goal.slow.get(peer, 0), peer in self._silent, *hint, is_second_try, busy.count(peer), is_unknown, spread
 
     async def _pull_from(self, transfer: _Transfer, holder: bytes, turns: trio.CapacityLimiter) -> None:
-        """Take chunks from `holder` until the blob is complete, the holder is given up, or another transfer has its turn."""
+        """Download from `holder` until the blob is complete, another holder is needed, or a waiting transfer has its turn."""
         if transfer.one_holder and transfer.contributors - {holder}:
             transfer.restart()
         transfer.holder, transfer.requested, transfer.begun = holder, transfer.offset, transfer.offset
         transfer.asked = trio.current_time()
-        # BUSY_SECONDS of a chunk under way count from its request, after which it may be requested again.
+        # If this chunk was requested before, BUSY_SECONDS count from that request. Then it may be requested again.
         transfer.moved = transfer.under_way.get((holder, transfer.offset), transfer.asked)
         transfer.lacked = transfer.is_left = False
         if not transfer.is_audit_data:
@@ -615,12 +634,13 @@ class BlobExchange:
             transfer.rests.pop(holder, None)  # The holder has at least one part.
         elif transfer.download is not None and not transfer.lacked:
             transfer.download.slow[holder] += 1
-        if not transfer.complete and transfer.rests.get(holder, (now, 0.0))[0] <= now:  # Another part may have set the pause.
+        # The transfer of another part may have set the pause.
+        if not transfer.complete and transfer.rests.get(holder, (now, 0.0))[0] <= now:
             pause = min(RETRY_SECONDS_MAX, 2 * transfer.rests.get(holder, (0.0, RETRY_SECONDS / 2))[1])
             transfer.rests[holder] = (now + pause, pause)
 
     async def _has_used_turn(self, transfer: _Transfer, turns: trio.CapacityLimiter) -> bool:
-        """Wait, and return True when other transfers have waited long enough, or False when this one has changed."""
+        """Wait until the transfer must pause or change its holder (True), or until `transfer.changed` is set (False)."""
         while True:
             with trio.move_on_after(TURN_SECONDS):
                 await transfer.changed.wait()
@@ -629,12 +649,15 @@ class BlobExchange:
                 return True
             if transfer.download is not None and transfer.holder is not None and not transfer.one_holder:
                 others = self._ready_holders(transfer) - {transfer.holder} - self._silent - transfer.download.slow.keys()
-                if others:  # The part took longer than a turn: this holder has a slow link, or is slow on purpose.
+                if others:  # The part took longer than TURN_SECONDS: this holder has a slow link, or is slow on purpose.
                     transfer.download.slow[transfer.holder] += 1
                     return True
 
     def _answer_timeout(self, transfer: _Transfer, holder: bytes) -> float:
-        """Return the seconds for a first answer. They grow with failures, so that a link of any delay succeeds in the end."""
+        """Return the timeout in seconds of a holder's first answer.
+
+        It grows with failures, up to STALL_SECONDS, for slow links.
+        """
         if self._connected() <= {holder}:
             return STALL_SECONDS
         failed = 0.0 if holder in self._silent else transfer.rests.get(holder, (0.0, 0.0))[1]
@@ -642,7 +665,10 @@ class BlobExchange:
         return min(STALL_SECONDS, max(FIRST_ANSWER_SECONDS, usual, 2 * FIRST_ANSWER_SECONDS * failed / RETRY_SECONDS))
 
     def _request_chunks(self, transfer: _Transfer, holder: bytes) -> None:
-        """Request chunks up to the window. Before the first answer the size is assumed to be `size_max`, as it often is."""
+        """Request chunks up to the window.
+
+        Before the first answer the blob's size is unknown, and is assumed to be `size_max`.
+        """
         size, pace, now = (
             transfer.size_max if transfer.total is None else transfer.total,
             transfer.download_window,

@@ -1,14 +1,14 @@
-"""Uploads of blobs. An uplink carries three copies of a blob at a time, in slots, and receivers pass the blob on.
+"""Uploads of blobs. A peer sends a blob to three receivers at a time, each with an upload slot. Receivers pass the blob on.
 
 | a peer requests a blob                                        | answer                                         |
 |---------------------------------------------------------------|------------------------------------------------|
-| it has a slot, or a slot is free                              | the chunk                                      |
+| the peer has a slot, or a slot is free                        | the chunk                                      |
 | the uplink carries one more copy in IMMEDIATE_COPY_SECONDS    | the chunk                                      |
-| it kept a slot too long, less than SLOW_PEER_SECONDS ago      | the chunk, without a slot                      |
-| all slots are taken, or this peer is still downloading it     | names of other holders; it waits for its turn  |
-| it got these names less than REPEAT_SECONDS ago               | none: the request is of the same window        |
+| the peer kept a slot too long in the last SLOW_PEER_SECONDS   | the chunk, without a slot                      |
+| all slots are taken, or the server is still downloading it    | names of other holders; the peer waits         |
+| the peer got these names less than REPEAT_SECONDS ago         | none: the request belongs to the same window   |
 
-| a slot ends                                                   | and then                                       |
+| a slot ends when                                              | effect                                         |
 |---------------------------------------------------------------|------------------------------------------------|
 | its peer has the blob                                         | its peer is named to others                    |
 | its peer declines the blob, or its link ends                  |                                                |
@@ -16,13 +16,13 @@
 | its peer takes SLOW_FACTOR times as long as others, or more   | its peer gets none for SLOW_PEER_SECONDS,      |
 |                                                               | unless it is a stranger, which may ask again   |
 
-So a peer waits for a bounded time: a liar can occupy a slot that long only once in SLOW_PEER_SECONDS. Strangers have a slot of
-their own. They take none from other peers, and their speed is ignored.
+So a peer waits for a bounded time: a faulty peer can occupy a slot too long only once in SLOW_PEER_SECONDS. Strangers have a slot
+of their own. They take no slot from other peers, and their speed is not recorded.
 
-| requested blobs, at most                                      | beyond that the least recent one is forgotten  |
+| remembered blobs, at most                                     | above it, the least recent one is forgotten of |
 |---------------------------------------------------------------|------------------------------------------------|
-| BLOBS_OF_STRANGERS_MAX that only strangers requested          | of these                                       |
-| BLOBS_MAX others                                              | of the peer that requested most of these       |
+| BLOBS_OF_STRANGERS_MAX that only strangers requested          | the blobs that only strangers requested        |
+| BLOBS_MAX others                                              | the peer with the most requested blobs         |
 """
 
 from __future__ import annotations
@@ -45,29 +45,31 @@ from transport.wire.framing import Priority
 
 log = logging.getLogger(__name__)
 
-UPLOAD_SLOTS = 3  # receivers of a blob at a time: three copies share an uplink, and after k turns 4^k peers have it
+UPLOAD_SLOTS = 3  # concurrent receivers of a blob: three copies share the uplink, and after k turns 4^k peers have the blob
 STRANGERS_UPLOAD_SLOTS = 1  # slots of strangers, in addition to UPLOAD_SLOTS
-IMMEDIATE_COPY_SECONDS = 1.0  # A faster copy is sent at once, since waiting for a turn costs round trips.
-ANSWER_SECONDS = 1.0  # timeout from an offer to the first request: three round trips of 300 ms
-REPEAT_SECONDS = 0.25  # duration of all requests of a window; a waiting peer repeats them after WAIT_SECONDS at the earliest
-SLOW_SECONDS, SLOW_FACTOR = 1.0, 2.0  # three round trips of 300 ms, and an uplink with other traffic
+IMMEDIATE_COPY_SECONDS = 1.0  # seconds; a copy that takes less is sent without a slot, since waiting for a slot costs round trips
+ANSWER_SECONDS = 1.0  # timeout from the offer of a slot to the first request: three round trips of 300 ms
+# Largest time between requests of one window; a waiting peer sends new requests after WAIT_SECONDS or later.
+REPEAT_SECONDS = 0.25
+# A slot may take SLOW_SECONDS (three round trips of 300 ms) plus SLOW_FACTOR times the expected time (for other traffic).
+SLOW_SECONDS, SLOW_FACTOR = 1.0, 2.0
 SLOW_PEER_SECONDS = 600.0
-RATES_MAX = 32  # peers with a remembered rate; their median is this peer's rate, so liars need a majority
-BLOBS_MAX = 256  # blobs that members or guests requested
-BLOBS_OF_STRANGERS_MAX = 32  # blobs that only strangers requested: two for each of their links
-WAITING_MAX = 256  # peers per blob: the largest number of voters; further peers get the same answer, and ask again
-KNOWN_MAX = 64  # peers that have announced a blob
-SLOW_MAX = 1_024  # peers that kept slots too long; the oldest is forgotten
+RATES_MAX = 32  # peers with a remembered rate; this peer's own rate is their median, so faulty peers need a majority
+BLOBS_MAX = 256  # remembered blobs that members or guests requested
+BLOBS_OF_STRANGERS_MAX = 32  # remembered blobs that only strangers requested: two for each link of a stranger
+WAITING_MAX = 256  # waiting peers per blob: VOTERS_MAX; further peers get the same answer, and ask again later
+KNOWN_MAX = 64  # peers per blob that announced that they have it
+SLOW_MAX = 1_024  # remembered peers that kept slots too long; the oldest is forgotten first
 
-LEAST_RATE = UPLINK_MBIT_MIN * 1_000_000 / 8  # bytes per second of a receiver without a measurement
+LEAST_RATE = UPLINK_MBIT_MIN * 1_000_000 / 8  # assumed bytes per second before receivers are measured
 
-QUEUED_BYTES_MIN = 2 * BLOB_CHUNK_BYTES  # Smaller blobs are sent at once, since waiting for a turn costs as much.
+QUEUED_BYTES_MIN = 2 * BLOB_CHUNK_BYTES  # size from which blobs need a slot: for smaller blobs, waiting for a slot costs as much
 SendBlobMessage = Callable[[bytes, GetBlob | BlobChunk | NoBlob | BlobElsewhere | HasBlob, Priority], bool]
 
 
 class UploadDecision(enum.Enum):
     CHUNK = "chunk"
-    SLOT = "place"  # a chunk, in a new slot
+    SLOT = "place"  # The chunk is sent, and the peer gets a slot.
     ELSEWHERE = "elsewhere"
     NOTHING = "nothing"
 
@@ -76,32 +78,32 @@ class UploadDecision(enum.Enum):
 class _UploadSlot:
     begun: float
     size: int  # bytes of the blob
-    shared: int  # largest number of slots taken at once, of all blobs; strangers' slots count for strangers only
-    asked: int = 0  # bytes of the blob requested so far
-    is_offered: bool = False  # The peer has not requested a chunk since the offer.
+    shared: int  # most slots of all blobs in use at a time; strangers' slots count only for a stranger
+    asked: int = 0  # bytes of the blob that the peer has requested
+    is_offered: bool = False  # The slot was offered, and the peer has not requested a chunk since.
 
 
 @dataclass(slots=True)
 class _Blob:
-    by: bytes | None = None  # first peer that requested the blob, except strangers
+    by: bytes | None = None  # first peer that requested the blob; strangers do not count
     places: dict[bytes, _UploadSlot] = field(default_factory=dict)
-    waiting: OrderedDict[bytes, float] = field(default_factory=OrderedDict)  # peer -> last refusal
-    known: OrderedDict[bytes, None] = field(default_factory=OrderedDict)  # peers that announced the blob
+    waiting: OrderedDict[bytes, float] = field(default_factory=OrderedDict)  # waiting peer -> time when it was told to wait
+    known: OrderedDict[bytes, None] = field(default_factory=OrderedDict)  # peers that announced that they have the blob
     size: int = 0
-    named: int = 0  # number of answers with names: each answer names other holders
+    named: int = 0  # number of answers that named other holders; each answer names the next ones of the list
 
 
 class UploadQueue:
-    """The upload slots of all blobs. Sans-IO; time is an argument."""
+    """The upload slots of this peer for all blobs, and the peers that wait for a slot. Sans-IO; time is an argument."""
 
     def __init__(self, is_stranger: Callable[[bytes], bool] = lambda peer: False) -> None:
         self._is_stranger = is_stranger
         self._blobs: OrderedDict[bytes, _Blob] = OrderedDict()
-        self._rates: OrderedDict[bytes, float] = OrderedDict()  # peer -> bytes per second of the whole uplink
-        self._slow: OrderedDict[bytes, float] = OrderedDict()  # peer -> end of its penalty
+        self._rates: OrderedDict[bytes, float] = OrderedDict()  # peer -> bytes per second of the whole uplink while it received
+        self._slow: OrderedDict[bytes, float] = OrderedDict()  # peer that kept a slot too long -> end of its penalty
 
     def request_slot(self, digest: bytes, peer: bytes, size: int | None, now: float) -> UploadDecision:
-        """Decide a request. `size` is None while this peer is still downloading the blob."""
+        """Return the decision on a request for a chunk. `size` is None while this peer is still downloading the blob."""
         blob = self._blob(digest, peer)
         place = blob.places.get(peer)
         if place is not None:
@@ -137,7 +139,7 @@ class UploadQueue:
     def on_peer_has(self, digest: bytes, peer: bytes, now: float) -> list[bytes]:
         """Record that another peer has a blob. Return the peers that get a slot."""
         blob = self._blobs.get(digest)
-        if blob is None or (peer not in blob.places and peer not in blob.waiting):  # A peer without a request is not named.
+        if blob is None or (peer not in blob.places and peer not in blob.waiting):  # A peer without a request is not recorded.
             return []
         place = blob.places.pop(peer, None)
         if place is not None and not place.is_offered and not self._is_stranger(peer):
@@ -165,7 +167,7 @@ class UploadQueue:
         return [(offered, digest) for digest in held for offered in self._offer_slots(digest, now)]
 
     def next_expiry(self) -> float:
-        """Return the time of the next expiry of a slot that a peer waits for."""
+        """Return the time when the next slot of a blob with waiting peers expires."""
         waited = [blob for blob in self._blobs.values() if blob.waiting]
         return min((self._expiry(place) for blob in waited for place in blob.places.values()), default=math.inf)
 
@@ -197,7 +199,7 @@ class UploadQueue:
         return blob
 
     def _forget_one(self, by: bytes | None) -> None:
-        """Forget a blob if the last request was one too many. `by` is its peer, or None for a stranger."""
+        """Forget the least recent blob if there are too many. `by` is the last requester, or None for a stranger."""
         askers = Counter(blob.by for blob in self._blobs.values())
         strangers = askers.pop(None, 0)
         if strangers > BLOBS_OF_STRANGERS_MAX if by is None else askers.total() > BLOBS_MAX:
@@ -255,16 +257,16 @@ class BlobServer:
         comes: Callable[[bytes], bool],
         is_stranger: Callable[[bytes], bool],
     ) -> None:
-        """`comes(digest)` returns whether this peer is downloading a blob."""
+        """Create a server of `blobs`. `comes(digest)` returns whether this peer is downloading the blob."""
         self._blobs, self._send, self._comes, self._is_stranger = blobs, send, comes, is_stranger
         self._serving = UploadQueue(is_stranger)
         self._served = trio.Event()  # set if slots or waiting peers have changed
         self.bytes_sent = 0
         self.audit_bytes_sent = 0  # bytes of audit data in `bytes_sent`
-        self.audit_bytes_by_peer = Counter[bytes]()  # bytes of `audit_bytes_sent`, by peer
+        self.audit_bytes_by_peer = Counter[bytes]()  # peer -> bytes of `audit_bytes_sent`
 
     async def run(self) -> None:
-        """End expired slots, and offer them to waiting peers."""
+        """Free expired slots, and offer them to waiting peers, for ever."""
         while True:
             self._served = trio.Event()
             with trio.move_on_at(self._serving.next_expiry()):
@@ -272,7 +274,10 @@ class BlobServer:
             self._offer(self._serving.expire_slots(trio.current_time()))
 
     def on_get_blob(self, peer: bytes, request: GetBlob) -> None:
-        """Answer a request for a chunk. Requests beyond the end get no answer, since a peer may not know the size."""
+        """Answer a request for a chunk.
+
+        A request beyond the blob's end gets no answer, since the other peer may not know the blob's size.
+        """
         size = self._blobs.piece_size(request.digest)
         if size is not None and request.offset >= size > 0:
             return
@@ -283,19 +288,20 @@ class BlobServer:
             try:
                 data = self._blobs.read_piece(request.digest, request.offset, min(BLOB_CHUNK_BYTES, size - request.offset))
                 chunk = BlobChunk(request.digest, request.offset, size, data)
-            except (OSError, StorageError) as error:  # The other peer continues. A local use of the store would stop this peer.
+            # The other peer can ask another holder. This peer stops only if it uses the blob itself.
+            except (OSError, StorageError) as error:
                 log.warning("cannot read blob %s, which a peer requested: %s", request.digest.hex()[:12], error)
         if chunk is not None and self._send(peer, chunk, Priority.BULK):
             self.bytes_sent += len(chunk.chunk)
             if self._blobs.is_audit_data(request.digest):
                 self.audit_bytes_sent += len(chunk.chunk)
-                if not self._is_stranger(peer):  # A stranger may have any number of keys.
+                if not self._is_stranger(peer):  # A stranger may have any number of keys, so the table would grow without limit.
                     self.audit_bytes_by_peer[peer] += len(chunk.chunk)
         else:  # Even with a full queue, an immediate refusal spares the other peer a timeout.
             self._send(peer, NoBlob(request.digest), Priority.CONTROL)
 
     def release_slot(self, digest: bytes, peer: bytes) -> None:
-        """Free the slot of a peer, or end its wait."""
+        """Free the slot of a peer, or remove it from the waiting peers."""
         self._offer((other, digest) for other in self._serving.on_declined(digest, peer, trio.current_time()))
 
     def on_peer_has(self, digest: bytes, peer: bytes) -> None:
@@ -310,16 +316,20 @@ class BlobServer:
     # Internals -------------------------------------------------------------------------------------------------------
 
     def _must_wait(self, peer: bytes, digest: bytes, size: int | None) -> bool:
-        """Return whether a request must wait, and then name other holders. Audit data never waits, for auditors' deadlines."""
+        """Return whether a request must wait, and if so name other holders.
+
+        Audit data never waits, because auditors have deadlines.
+        """
         is_coming = size is None and self._comes(digest)
         if not (is_coming or (size or 0) >= QUEUED_BYTES_MIN) or self._blobs.is_audit_data(digest):
             return False
         answer = self._serving.request_slot(digest, peer, size, trio.current_time())
         if answer is UploadDecision.ELSEWHERE:
             told = BlobElsewhere(digest, size is not None, self._serving.other_holders(digest, peer))
-            if not self._send(peer, told, Priority.CONTROL):  # Its queue is full, and without the answer it does not wait.
+            # The queue to the peer is full, and without the answer the peer does not wait.
+            if not self._send(peer, told, Priority.CONTROL):
                 self.release_slot(digest, peer)
-        # The slot is announced at once, since over a slow uplink the first chunk takes longer than the other peer's timeout.
+        # The slot is announced in a message, since on a slow uplink the first chunk may come after the other peer's timeout.
         elif answer is UploadDecision.SLOT:
             self._send(peer, HasBlob(digest), Priority.CONTROL)
         if answer is not UploadDecision.CHUNK:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class BlobWriter(Protocol):
-    """A writer of a blob, from front to back. Exactly one of `finish` and `abort` ends it."""
+    """A writer of a blob from its first byte to its last. A call of `finish` or of `abort`, but never both, ends the writing."""
 
     def write(self, chunk: bytes) -> None: ...
 
@@ -26,34 +26,37 @@ class MissingParts:
     """The missing parts of an object whose list is stored."""
 
     total: int  # bytes
-    lacking: Mapping[bytes, int]  # missing part -> its bytes
+    lacking: Mapping[bytes, int]  # digest of a missing part -> its size in bytes
 
 
 class BlobStore(Protocol):
     """A store of objects by digest. A *piece* is the unit of transfer: a list, a part, or an object without parts."""
 
     def size(self, digest: bytes) -> int | None:
-        """Return the bytes of a complete object. None: it is not stored."""
+        """Return the size in bytes of a complete object. None: the object is not stored."""
 
     def is_audit_data(self, digest: bytes) -> bool:
         """Return whether this piece serves audits only. Its traffic is counted separately."""
 
     def piece_size(self, digest: bytes) -> int | None:
-        """Return the bytes of a piece. None: it is not stored."""
+        """Return the size in bytes of a piece. None: the piece is not stored."""
 
     def read_piece(self, digest: bytes, offset: int, length: int) -> bytes: ...
 
     def open_writer(self, digest: bytes, total: int, of: bytes | None = None) -> BlobWriter:
-        """Return a writer of a piece. `of` is the object of a part."""
+        """Return a writer of a piece. `of` is the digest of the object if the piece is a part."""
 
     def missing_parts(self, digest: bytes) -> MissingParts | None:
-        """Return the missing parts of an object. None: its list is not stored."""
+        """Return the missing parts of an object. None: the object's list of parts is not stored."""
 
     def lacks_part(self, digest: bytes, part: bytes) -> bool:
         """Return whether this part of an object is missing."""
 
     def complete_object(self, digest: bytes) -> None:
-        """Store an object that has all its parts. A deleted object lacks all parts again. May run in a worker thread."""
+        """Store an object that has all its parts.
+
+        If the object was deleted, mark all its parts as missing again. May run in a worker thread.
+        """
 
     def sweep_partial(self, wanted: Collection[bytes]) -> None:
         """Delete incomplete objects outside `wanted`, except a bounded rest. May run in a worker thread."""

@@ -43,18 +43,19 @@ BAN_SECONDS = 2.0  # duration of the first ban; each further one is twice as lon
 BAN_SECONDS_MAX = 600.0
 BAN_MEMORY_SECONDS = 3600.0  # time of good behaviour after which the next ban counts as the first
 BANS_MAX = 1024  # banned keys; the oldest is forgotten first
-HISTORIES_MAX = 1024  # histories of peers, 10 kB each: those of all linked peers, and as many others
-LINKS_MAX = 512  # links: VOTERS_MAX, and as many others
+HISTORIES_MAX = 1024  # peers with a history of measurements, 10 kB each: all linked peers, and as many others
+LINKS_MAX = 512  # links of this peer: VOTERS_MAX, and as many others
 
-ANSWER_SECONDS_MAX = 1.0  # largest time charged for a blob request; a longer one means that this process was stopped
-CHUNK_HEAD_BYTES = 64  # first bytes of an encoded BlobChunk, with its tag and digest
+ANSWER_SECONDS_MAX = 1.0  # most seconds charged for a blob request: if it took longer, the process was stopped meanwhile
+CHUNK_HEAD_BYTES = 64  # length of the start of an encoded BlobChunk that contains its tag and digest
 
 
 class BanList:
     """Keys that are refused for some time after misbehaviour."""
 
     def __init__(self) -> None:
-        self._bans: OrderedDict[bytes, tuple[float, float]] = OrderedDict()  # key -> (end, length) of its last ban
+        # Key -> (end of its last ban, duration of that ban in seconds).
+        self._bans: OrderedDict[bytes, tuple[float, float]] = OrderedDict()
 
     def add(self, peer: bytes, now: float) -> None:
         until, length = self._bans.pop(peer, (now, 0.0))
@@ -70,7 +71,7 @@ class BanList:
 
 
 class ConnectionManager:
-    """The interface of a network for the rest of a peer.
+    """A network of links, as the other parts of a peer use it.
 
     `Swarm` (TCP) and `MemoryNetwork` create links, `attach` them, and pass messages to `deliver_message`.
     """
@@ -88,7 +89,7 @@ class ConnectionManager:
     ) -> None:
         """`processor` returns this thread's processor time, and `clock` a monotonic time, both in seconds.
 
-        Without them nothing is charged to links.
+        By default both return 0, so that no processor time is charged to links.
         """
         self.me, self.keepalive = me, pace
         self.memory_quota, self.cpu_quota = MemoryQuota(), CpuQuota()
@@ -97,7 +98,8 @@ class ConnectionManager:
         self._policy = policy
         self._links: dict[bytes, PeerLink] = {}
         self._uplink = UploadShaper(self._links)
-        self._histories: OrderedDict[bytes, LinkHistory] = OrderedDict()  # by peer, the most recently linked last
+        # Peer -> its history, the most recently linked peer last.
+        self._histories: OrderedDict[bytes, LinkHistory] = OrderedDict()
         self._refused: Counter[str] = Counter()
         self._bans = BanList()
         self._past_sent = [0, 0, 0]
@@ -116,7 +118,10 @@ class ConnectionManager:
     # Network ---------------------------------------------------------------------------------------------------------
 
     def send(self, peer: bytes, data: bytes, priority: Priority = Priority.CONTROL) -> bool:
-        """Queue `data` for a peer; never block. False: it is not connected, or its queue is full (counted as `queue-full`)."""
+        """Queue `data` for a peer, without blocking.
+
+        False: the peer is not connected, or its queue is full (counted as `queue-full`).
+        """
         return self._push(peer, Channel.APPLICATION, data, priority)
 
     def broadcast(self, data: bytes, priority: Priority = Priority.CONTROL) -> int:
@@ -132,7 +137,7 @@ class ConnectionManager:
         return frozenset(peer for peer, link in self._links.items() if not link.failure_detector.is_suspected(now))
 
     def send_liveness_report(self, hears: LivenessReport, to: Set[bytes]) -> None:
-        """Queue a report for the connected peers of `to` whose last report was different."""
+        """Queue a liveness report for each connected peer in `to`, unless it equals the last report to that peer."""
         for link in self._links.values():
             if link.peer in to and link.liveness_report_sent != hears and link.queue_message(hears, Priority.CONTROL):
                 link.liveness_report_sent = hears
@@ -160,7 +165,7 @@ class ConnectionManager:
         )
 
     def audit_bytes_sent_by_peer(self) -> Mapping[bytes, int]:
-        """Return `Traffic.audit_bytes_sent` by peer."""
+        """Return the bytes in `Traffic.audit_bytes_sent` by receiving peer."""
         return self._exchange.server.audit_bytes_by_peer
 
     def refusal_counts(self) -> Mapping[str, int]:
@@ -170,7 +175,8 @@ class ConnectionManager:
     async def fetch_blob(self, digest: bytes, size_max: int, sources: Iterable[bytes] | None = None) -> None:
         """Return when the blob store holds `digest`. `sources` are asked first, then every connected peer.
 
-        It retries for ever, so use it in a cancel scope with a deadline. Raises `StorageError` if the local store fails.
+        A download retries for ever, so call this in a cancel scope with a deadline. Raises `StorageError` if the local store
+        fails.
         """
         await self._exchange.fetch_blob(digest, size_max, sources)
 
@@ -179,7 +185,7 @@ class ConnectionManager:
             self.update_peer_class(link)
         return link.peer_class is PeerClass.STRANGER
 
-    # For the subclass ------------------------------------------------------------------------------------------------
+    # For subclasses --------------------------------------------------------------------------------------------------
 
     def count_refusal(self, reason: str) -> None:
         self._refused[reason] += 1
@@ -192,9 +198,9 @@ class ConnectionManager:
             raise RemoteProtocolError("banned", short_id(peer))
 
     def attach(self, link: PeerLink) -> None:
-        """Put a link into use. An older link of the same peer ends first, or hands over to it.
+        """Put a link into use. An older link of the same peer ends first, or hands over to the new link.
 
-        Raises `RemoteProtocolError` if all slots are taken.
+        Raises `RemoteProtocolError` if all links are in use and none may be evicted.
         """
         old = self._links.get(link.peer)
         takes_over = old is not None and self.can_take_over(old, link)
@@ -217,11 +223,14 @@ class ConnectionManager:
         return history
 
     def can_take_over(self, old: PeerLink, link: PeerLink) -> bool:
-        """Return whether a peer's new link continues the old one."""
+        """Return whether the older link of a peer hands over to the new one instead of ending at once."""
         return False
 
     def detach(self, link: PeerLink, reason: str = "") -> None:
-        """End a link once, and tell the peer the reason. Messages that arrive afterwards are not delivered."""
+        """End a link and tell the peer the reason; a second call does nothing.
+
+        Messages that arrive afterwards are not delivered.
+        """
         successor, link.successor = link.successor, None
         if self._links.get(link.peer) is link:
             del self._links[link.peer]
@@ -259,7 +268,7 @@ class ConnectionManager:
 
     @contextlib.contextmanager
     def measure_cpu(self, payer: CpuAccount) -> Iterator[None]:
-        """Charge the processor time of the block to an account. The block must not wait."""
+        """Charge the processor time of the `with` block to `payer`. The block must not await anything."""
         started = self._processor()
         try:
             yield
@@ -267,7 +276,7 @@ class ConnectionManager:
             payer.spend(self._processor() - started)
 
     def worked(self, peer: bytes, seconds: float) -> None:
-        """Charge its link `seconds` of processor time, in which a `DataReceived` of this peer was handled.
+        """Charge `seconds` of processor time to the link of `peer`, after a `DataReceived` of that peer was handled.
 
         A link in debt is read more slowly. Without this call, only `inbound_queue.STRANGER_MESSAGES_IN_PROGRESS_MAX` messages of
         strangers are delivered.
@@ -276,7 +285,7 @@ class ConnectionManager:
         self.events.finish_message(peer)
 
     def charge_cpu(self, peer: bytes, seconds: float) -> None:
-        """Charge other processor time for a peer to its link."""
+        """Charge processor time to a peer's link, except the time for handling its messages (`worked`)."""
         link = self._links.get(peer)
         if link is not None:
             link.cpu_account.spend(seconds)
@@ -287,7 +296,7 @@ class ConnectionManager:
         return 0.0 if link is None else link.cpu_account.wait_seconds()
 
     async def wait_for_cpu_quota(self, link: PeerLink, is_full: bool) -> None:
-        """Wait until more of this link may be read. `is_full`: the last read filled its buffer.
+        """Wait until the quota of processor time lets this link be read. `is_full`: the last read filled its buffer.
 
         Raises `RemoteProtocolError` for a stranger that fills each read for too long.
         """
@@ -302,13 +311,16 @@ class ConnectionManager:
             self._evict_account(other)
 
     async def deliver_message(self, link: PeerLink, message: Message) -> None:
-        """Queue a message of the application, or handle one of the link. Raises `RemoteProtocolError` if that is invalid."""
+        """Queue a message of the application, or handle a message of the link itself.
+
+        Raises `RemoteProtocolError` if a message of the link is invalid.
+        """
         if link.closed:
             return
         link.failure_detector.record_arrival(trio.current_time())
         if message.channel is Channel.APPLICATION:
             account, size, started = link.memory_account, len(message.data), trio.current_time()
-            account.add_bytes(size)  # The message counts even while it waits here.
+            account.add_bytes(size)  # The message counts as held memory even while this task waits.
             try:
                 self.enforce_memory_quota(link)
                 await self.events.put_received(DataReceived(link.peer, message.data), link, message.priority)
@@ -325,7 +337,10 @@ class ConnectionManager:
         link.failure_detector.resume_listening(trio.current_time())
 
     async def _answer(self, link: PeerLink, asked: GetBlob) -> None:
-        """Answer a request for a chunk. The peer is charged for the disk too, and its next request waits until that is paid."""
+        """Answer a request for a chunk.
+
+        The peer also pays for reading from the disk, and the link is not read while it is in debt.
+        """
         started = self._clock()
         self._exchange.server.on_get_blob(link.peer, asked)
         link.cpu_account.spend(min(ANSWER_SECONDS_MAX, self._clock() - started))
@@ -335,7 +350,10 @@ class ConnectionManager:
     # Internals -------------------------------------------------------------------------------------------------------
 
     def _take_slot(self, link: PeerLink) -> None:
-        """Evict a link if there are too many. Raises `RemoteProtocolError` if none of a lower class exists."""
+        """Choose the class and accounts of a new link, and evict another link if there are too many.
+
+        Raises `RemoteProtocolError` if no link may be evicted.
+        """
         link.peer_class = self._policy.classify(link.peer)
         links = self._links.values()
         strangers = [other for other in links if other.peer_class is PeerClass.STRANGER]
@@ -388,7 +406,7 @@ class ConnectionManager:
                 raise LinkClosedByPeer(message.reason)
 
     def _recall(self, peer: bytes, digest: bytes) -> None:
-        """Withdraw the queued chunks of a blob, except one that is sent already in part."""
+        """Withdraw the queued chunks of a blob, except a chunk of which a part is sent already."""
         if peer in self._links:
             self._links[peer].outbox.withdraw_waiting(Priority.BULK, lambda data: digest in data[:CHUNK_HEAD_BYTES])
 

@@ -1,6 +1,7 @@
-"""The queue of received messages. Peers take turns, and strangers come after all others.
+"""The queue of received messages. Peers take turns, and strangers get a turn only when no other peer has messages.
 
-Messages of one peer keep their order within each priority, as on the wire. A vote overtakes bulk that was read before it.
+Messages of one peer keep their order within each priority, as on the wire. A vote overtakes messages of bulk data that were read
+before the vote.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from transport.peer_policy import PeerClass
 from transport.quotas.memory_quota import MemoryAccount
 from transport.wire.framing import MESSAGE_OVERHEAD_BYTES, Priority
 
-# Queued bytes of one peer, beyond which its link is not read. Strangers have no large messages.
+# Queued bytes of one peer above which its link is not read, by class. Strangers send no large messages.
 UNREAD_BYTES_MAX = dict.fromkeys(PeerClass, 2 * MESSAGE_BYTES_MAX) | {PeerClass.STRANGER: 256 << 10}
-# Messages of strangers that are delivered, but not finished: few, because a vote may wait for them in the node's turn.
+# Strangers' messages that are delivered, but not finished. A vote may have to wait for all of them in the node.
 STRANGER_MESSAGES_IN_PROGRESS_MAX = 4
 PAUSE_SECONDS_MIN = 0.001
 
 
-# By priority, messages of one peer without another kind of event between them. A run is never empty.
+# Consecutive messages of one peer, in a queue for each priority. A run is never empty.
 MessageRun = tuple[deque[DataReceived], ...]
 
 
@@ -37,7 +38,7 @@ class _PeerQueue:
 
     account: MemoryAccount
     events: deque[NetworkEvent | MessageRun] = field(default_factory=deque)
-    unread: int = 0  # bytes
+    unread: int = 0  # bytes of queued messages
     senders: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
 
     def put(self, event: NetworkEvent, priority: Priority) -> None:
@@ -59,16 +60,18 @@ class _PeerQueue:
 
 
 class InboundQueue:
-    """The queue of a network's events. Each peer has Connected, any number of Received, then Disconnected.
+    """The queue of a network's events.
 
-    `strangers_wait` returns the seconds until messages of strangers may be delivered again. The receiver calls `finish_message`
-    after each message of a stranger.
+    The events of each link are `PeerConnected`, any number of `DataReceived`, then `PeerDisconnected`. `strangers_wait` returns
+    the seconds until messages of strangers may be delivered again. The receiver calls `finish_message` after each message of a
+    stranger.
     """
 
     def __init__(self, strangers_wait: Callable[[], float]) -> None:
         self._strangers_wait = strangers_wait
-        self._at_work = Counter[bytes]()  # stranger -> its unfinished messages
-        # Queues by peer, the next turn first. All events of a peer are in one of the two tables, so that they keep their order.
+        self._at_work = Counter[bytes]()  # stranger -> number of its messages that are delivered but not finished
+        # Queues by peer; the first one has the next turn. All events of a peer are in one of the two tables, and so stay in
+        # order.
         self._members: OrderedDict[bytes, _PeerQueue] = OrderedDict()
         self._strangers: OrderedDict[bytes, _PeerQueue] = OrderedDict()
         self._receivers = trio.lowlevel.ParkingLot()
@@ -79,7 +82,7 @@ class InboundQueue:
         if line is None:
             lane = self._strangers if source is not None and source.peer_class is PeerClass.STRANGER else self._members
             line = lane[account.owner] = _PeerQueue(account)
-        line.account = account  # The old account may have ended with its link.
+        line.account = account  # The account of an earlier link may have ended with that link.
         if isinstance(event, DataReceived):
             line.unread += _size(event)
             account.add_bytes(_size(event))
@@ -111,7 +114,7 @@ class InboundQueue:
         return event
 
     def finish_message(self, peer: bytes) -> None:
-        """Record that a message of a stranger was handled. For other peers this does nothing."""
+        """Record that a message was handled, if its sender is a stranger. For other peers this does nothing."""
         if peer in self._at_work:
             self._at_work[peer] -= 1
             if not self._at_work[peer]:

@@ -29,12 +29,13 @@ from transport.wire.failure_detector import PROBE_SECONDS, KeepaliveConfig, Link
 from transport.wire.framing import Channel, Inbox, Message, Outbox, Priority
 from transport.wire.link_measurements import LinkHistory, LinkMeter, TcpInfo
 
-HANDOVER_SECONDS = 10.0  # timeout of a handover from a circuit to a direct link: the largest message at a relay's rate
+# Seconds after which a circuit ends that hands over to a direct link: the largest message at a relay's rate.
+HANDOVER_SECONDS = 10.0
 STRANGERS_SHARE = 1 / 8
-LEAST_RATE = UPLINK_MBIT_MIN * 1_000_000 / 8  # bytes per second, assumed even of a slower link
-LOOK_SECONDS = 0.1  # interval of checks whether a stranger still has to wait for members
+LEAST_RATE = UPLINK_MBIT_MIN * 1_000_000 / 8  # least assumed rate of a link in bytes per second
+LOOK_SECONDS = 0.1  # interval in seconds of checks whether a stranger's frame still has to wait for members' bytes
 
-CLOSING_SECONDS: Final = 1.0  # time for the last message to arrive before the connection ends: a few round trips
+CLOSING_SECONDS: Final = 1.0  # time from the last message, which has the reason, to the end of the connection: a few round trips
 
 CLOSE_REASON_TEXTS: Final = {
     "banned": "it refuses this peer's key for some time, because this peer violated the protocol",
@@ -49,7 +50,7 @@ _CODE = re.compile(r"[a-z0-9-]+")
 
 
 class LinkClosedByPeer(RemoteProtocolError):
-    """The other peer has ended the link with a reason. This is no misbehaviour."""
+    """The error of a link that the other peer has ended with a reason. The peer is not banned for it."""
 
     def __init__(self, reason: str) -> None:
         code = reason if _CODE.fullmatch(reason) else "it gave no valid reason"  # Other text of a stranger is never shown.
@@ -57,7 +58,7 @@ class LinkClosedByPeer(RemoteProtocolError):
 
 
 def raise_if_closed(message: Message) -> None:
-    """Raise `LinkClosedByPeer` if the first message of a link closes it."""
+    """Raise `LinkClosedByPeer` if `message`, the first one of a link, closes the link."""
     if message.channel is Channel.LINK:
         try:
             closing: LinkClosing = decode_message(message.data, (LinkClosing,))
@@ -67,15 +68,15 @@ def raise_if_closed(message: Message) -> None:
 
 
 class UploadShaper:
-    """The strangers' share of this peer's uplink: the unused rest, and at least STRANGERS_SHARE while others wait.
+    """The limit of strangers' traffic: the part of the uplink that others do not use, and at least STRANGERS_SHARE of the uplink.
 
     | bytes wait for a member, guest or voter | a frame for a stranger |
     |---|---|
     | no | is sent at once |
     | yes | is sent after the time that the previous one takes at STRANGERS_SHARE of the slowest rate of these links |
 
-    So other peers have at least seven eighths of the uplink, and strangers are never starved. A link without a measurement
-    counts with LEAST_RATE.
+    So other peers have at least seven eighths of the uplink, and strangers are never starved. LEAST_RATE is assumed for a link
+    without a measurement.
     """
 
     def __init__(self, links: Mapping[bytes, PeerLink]) -> None:
@@ -92,51 +93,56 @@ class UploadShaper:
             await trio.sleep(min(LOOK_SECONDS, self._free_at - now))
 
     def _rate(self) -> float | None:
-        """Return the bytes per second of the slowest link with waiting bytes, except strangers' ones; None: there is none."""
+        """Return the bytes per second of the slowest link that has bytes to send and is no stranger's.
+
+        None: no such link exists.
+        """
         waiting = [link for link in self._links.values() if link.peer_class is not PeerClass.STRANGER and link.outbox]
         return min((max(LEAST_RATE, link.meter.bytes_per_second or 0.0) for link in waiting), default=None)
 
 
 class PeerLink:
-    """The common part of authenticated connections to a peer, over TCP, a circuit or memory."""
+    """An authenticated connection to a peer: the part that links over TCP, over circuits and in memory share."""
 
-    relay: bytes | None = None  # the relay; None: the link is direct
+    relay: bytes | None = None  # relay that forwards this link; None: the link is direct
 
     def __init__(self, peer: bytes, address: str, dialed: bool, outbox: Outbox, inbox: Inbox) -> None:
         self.peer, self.address, self.dialed = peer, address, dialed
-        self.host = host_subnet(parse_address(address)[0])  # host for budgets by host
+        self.host = host_subnet(parse_address(address)[0])  # key of the peer's host, for quotas by host
         self.outbox, self.inbox = outbox, inbox
-        # The network replaces these when it attaches the link.
+        # The network replaces these three values when it attaches the link.
         self.peer_class, self.memory_account, self.cpu_account = (
             PeerClass.MEMBER,
             MemoryAccount(),
             CpuAccount(LINK_SHARES[PeerClass.MEMBER]),
         )
         self.uplink: UploadShaper | None = None
-        self.read_wait_seconds = 0.0  # seconds that reading waited while this peer filled each read
-        self.scope = trio.CancelScope()  # around all tasks of this link
+        self.read_wait_seconds = 0.0  # seconds of waiting before reads, in an unbroken run of reads that filled their buffer
+        self.scope = trio.CancelScope()  # cancel scope around all tasks of this link
         self.since = trio.current_time()
-        self.meter = LinkMeter(LinkHistory())  # receives the peer's history when the link is attached
+        self.meter = LinkMeter(LinkHistory())  # The meter gets the peer's history when the link is attached.
         self.closed = False
-        self.local_host: str | None = None  # this machine's address of a direct link
-        self.remote: str | None = None  # "host:port" of its other end, with an IP address
+        self.local_host: str | None = None  # this machine's address on a direct link
+        self.remote: str | None = None  # "host:port" of the peer's end of a direct link, with an IP address
         self.records_told_at = self.dialed_back_at = -math.inf
-        self.keepalive = KeepaliveConfig()  # replaced by the network's value when the link is attached, like `failure_detector`
+        # Attaching the link replaces this value and `failure_detector` by those of the network.
+        self.keepalive = KeepaliveConfig()
         self.failure_detector = LinkFailureDetector(self.keepalive, self.since)
-        self.liveness_report: LivenessReport | None = None  # the last one from the peer
-        self.liveness_report_sent: LivenessReport | None = None  # the last one to the peer
+        self.liveness_report: LivenessReport | None = None  # last liveness report from the peer
+        self.liveness_report_sent: LivenessReport | None = None  # last liveness report sent to the peer
         self._output = trio.Event()
         self._ping_number = 0
         self._ping_time: float | None = None
-        self.successor: PeerLink | None = None  # the direct link that has taken over from this circuit
-        self.predecessor: PeerLink | None = None  # the circuit that this link has taken over from
-        self.all_read = trio.Event()  # set when no more messages come: the peer uses the new link, or this one has ended
-        self._moved_lanes = 0  # lanes that the peer has moved to the new link
+        self.successor: PeerLink | None = None  # direct link that takes over from this circuit
+        self.predecessor: PeerLink | None = None  # circuit that this direct link takes over from
+        # Set when this circuit delivers no more messages: the peer uses the direct link, or the circuit has ended.
+        self.all_read = trio.Event()
+        self._moved_lanes = 0  # number of priorities in which the peer has moved to the direct link
         self._all_read_there = False
 
     @property
     def address_scope(self) -> AddressScope:
-        """Scope of the other end's address."""
+        """Scope of the address of the peer's end of this link."""
         return scope_of(self.remote or self.address)
 
     def queue_bytes(self, channel: Channel, data: bytes, priority: Priority) -> bool:
@@ -175,7 +181,7 @@ class PeerLink:
             account.add_bytes(box.held)
 
     def close(self, reason: str = "") -> None:
-        """Close the link at once, or after sending a reason to the peer."""
+        """Close the link: at once, or if there is a reason, after sending that reason to the peer."""
         if self.closed:
             return
         self.closed = True
@@ -187,8 +193,8 @@ class PeerLink:
         else:
             self.scope.cancel()
 
-    # A direct link takes over from a circuit. Both ends send new messages over the direct link, and read it after the end of the
-    # circuit, which is marked in each lane. So no message is lost or repeated, and each priority keeps its order.
+    # A circuit hands over to a direct link. Each end sends new messages over the direct link. It reads them only after a mark in
+    # each priority has ended the circuit. So no message is lost or repeated, and each priority keeps its order.
 
     def hand_over_to(self, link: PeerLink) -> None:
         self.successor, link.predecessor = link, self
@@ -222,7 +228,7 @@ class PeerLink:
         self.queue_message(Pong(ping.number), Priority.VOTE)
 
     def on_arrived(self, arrived: CircuitDeliveryReport) -> None:
-        """Handle a delivery report. Only circuits use it."""
+        """Handle a delivery report. Only circuits receive delivery reports, so this does nothing."""
 
     def needs_other_relay(self, now: float) -> bool:
         return False
@@ -239,13 +245,13 @@ class PeerLink:
             self.ping()
             due = trio.current_time() + self.keepalive.ping_seconds
             await trio.sleep(min(PROBE_SECONDS, self.keepalive.ping_seconds))
-            # If a message comes before that, the regular time is early enough.
+            # If a message arrives before `at`, the regular time of the next ping is early enough.
             while (at := self.failure_detector.next_ping_at(trio.current_time(), due)) > trio.current_time():  # noqa: ASYNC110
                 await trio.sleep_until(at)
 
 
 def choose_link_to_evict(links: Sequence[PeerLink]) -> PeerLink:
-    """Choose the oldest link of the host with most links, among links of the lowest class."""
+    """Return the link to evict: among links of the lowest class, the oldest link of the host with most links."""
     lowest = min(link.peer_class for link in links)
     found = [link for link in links if link.peer_class is lowest]
     hosts = Counter(link.host for link in found)

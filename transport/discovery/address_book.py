@@ -1,6 +1,7 @@
 """The address book: the addresses to dial, with their expected peers, their sources, and the results of attempts.
 
-It has no socket and reads no clock. `transport/dialer.py` dials its entries, and `transport/swarm.py` reports the results.
+The address book has no socket and reads no clock. `transport/dialer.py` dials its entries, and `transport/swarm.py` reports the
+results to it.
 
 | named by | at most | forgotten after |
 |---|---|---|
@@ -10,8 +11,8 @@ It has no socket and reads no clock. `transport/dialer.py` dials its entries, an
 | a peer of the local network | LOCAL_BOOK_MAX for all | FAILURES_MAX failures in a row |
 | a stranger | STRANGERS_BOOK_MAX for all | the first failure |
 
-An address is forgotten at once if this peer itself answers there, or if another peer answers than the announced one. The
-address of a stranger is forgotten if one end refuses the other.
+An address is forgotten at once if this peer itself answers there, or if another peer answers than the announced one. An address
+of a stranger is forgotten if this peer or the stranger refuses the link.
 """
 
 from __future__ import annotations
@@ -30,17 +31,19 @@ from protocol.identity import parse_peer_id, short_id
 from protocol.limits import ADVERTISED_MAX
 from transport.connections.peer_link import PeerLink
 
-BOOK_MAX: Final = 2048  # addresses, each with a waiting task: 200 voters with ten each
-SOURCE_BOOK_MAX: Final = 2 * len(AddressScope) * ADVERTISED_MAX  # addresses per member: its records, and the previous ones
+BOOK_MAX: Final = 2048  # addresses in the book, each with a waiting task: 200 voters with ten addresses each
+SOURCE_BOOK_MAX: Final = 2 * len(AddressScope) * ADVERTISED_MAX  # addresses per member: in its records, and in its previous ones
 STRANGERS_BOOK_MAX: Final = 128
-LOCAL_BOOK_MAX: Final = 64  # addresses from the local network, where any machine may announce any address
-OWN_BOOK_MAX: Final = 64  # addresses announced for our key at which this process answered; each costs a dial
-SOURCE_DIALS_MAX: Final = 4  # concurrent dials per source, so that a source of dead addresses delays only itself
+LOCAL_BOOK_MAX: Final = 64  # addresses from the local network: a low limit, because any machine there may announce any address
+# Remembered addresses that were announced for our key, and at which this process answered; each new one costs a dial.
+OWN_BOOK_MAX: Final = 64
+# Concurrent dials per source of addresses, so that a source of dead addresses delays only its own dials.
+SOURCE_DIALS_MAX: Final = 4
 
 BACKOFF_SECONDS: Final = 0.2  # the largest pause before a dial, doubled by each failure; the pause is random
 BACKOFF_SECONDS_MAX: Final = 20.0
-DIRECT_SECONDS_MAX: Final = 60.0  # largest pause if the peer is linked over a relay
-STABLE_SECONDS: Final = 10.0  # duration after which a connection counts as a success, and resets the backoff
+DIRECT_SECONDS_MAX: Final = 60.0  # largest pause before a dial if the peer is linked over a relay
+STABLE_SECONDS: Final = 10.0  # duration after which a connection counts as a success, and resets the pause before a dial
 FAILURES_MAX: Final = 12
 
 
@@ -49,29 +52,30 @@ class AddressSource:
     """A source of addresses: one member, all strangers together, or the local network."""
 
     book_max: int
-    address_count: int = 0  # number of its addresses in the book
+    address_count: int = 0  # number of this source's addresses in the book
     dials: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(SOURCE_DIALS_MAX))
-    lookups: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(SOURCE_DIALS_MAX))  # for threads
+    # Limits its resolver threads.
+    lookups: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(SOURCE_DIALS_MAX))
 
 
 @dataclass(slots=True)
 class AddressEntry:
-    """An address to keep dialing."""
+    """An address in the book, which is dialed until its peer is linked, with the results of the dials."""
 
     address: str
-    peer: bytes | None  # None: any peer
-    is_persistent: bool = False  # named by the operator or remembered
-    pinned: bool = False  # Only `peer` may answer.
+    peer: bytes | None  # peer expected at the address; None: any peer
+    is_persistent: bool = False  # The operator named the address, or it is remembered from an earlier run.
+    pinned: bool = False  # Only `peer` may answer at the address.
     remembered: bool = False  # `peer` answered at this address in an earlier run.
-    failures: int = 0  # consecutive failures
-    reason: str = ""  # reason of the last failure; empty: the last attempt succeeded
-    linked: bool = False  # The last attempt has led to a link.
-    reported_reason: str = ""  # the last reason reported to a person
+    failures: int = 0  # consecutive failed dials
+    reason: str = ""  # reason of the last failed dial; empty: the last dial succeeded
+    linked: bool = False  # The last dial has led to a link.
+    reported_reason: str = ""  # last reason that was reported to a person
     next_at: float = 0.0  # time of the next dial
-    retry_now: trio.Event = field(default_factory=trio.Event)  # set to dial at once
-    attempt_ended_event: trio.Event = field(default_factory=trio.Event)  # set when an attempt has linked or failed
-    source: AddressSource | None = None  # None: the operator, or an earlier run of this peer
-    link_wait_scope: trio.CancelScope = field(default_factory=trio.CancelScope)  # scope of the wait while its peer is linked
+    retry_now: trio.Event = field(default_factory=trio.Event)  # set when the address should be dialed at once
+    attempt_ended_event: trio.Event = field(default_factory=trio.Event)  # set when a dial has led to a link or failed
+    source: AddressSource | None = None  # None: the operator or an earlier run of this peer named the address
+    link_wait_scope: trio.CancelScope = field(default_factory=trio.CancelScope)  # scope of the wait while `peer` is linked
 
     def end_attempt(self, reason: str) -> None:
         self.reason = reason
@@ -106,9 +110,12 @@ class AddressBook:
         tell: Callable[[str], None],
         random: Random,
     ) -> None:
-        """`first` has the addresses of the operator, then the remembered ones. `has_gone(peer)` returns whether a peer is a
-        former member that nobody waits for, and `is_own(address)` whether an address is this peer's. `added` is called with each
-        new entry, which is dialed while the book `has_entry` it. `tell` is called with lines for a person.
+        """Create a book.
+
+        `first` has the addresses of the operator, then the addresses remembered from earlier runs. `has_gone(peer)` returns
+        whether the peer is a former member that no task waits for. `is_own(address)` returns whether the address is one of this
+        peer's. `added` is called with each new entry, which must be dialed while `has_entry` is true. `tell` is called with lines
+        for a person.
         """
         self._me, self._links, self._is_stranger, self._has_gone, self._is_own = me, links, is_stranger, has_gone, is_own
         self._added, self._tell, self._random = added, tell, random
@@ -137,7 +144,7 @@ class AddressBook:
         if entry is None and len(self._entries) >= BOOK_MAX:
             raise UserError(f"cannot add {text}: the address book is full ({BOOK_MAX} addresses); try again later")
         if entry is None or not self._is_linked_at(entry, wanted):
-            # The earlier peer of this address may have moved. The operator's latest address replaces the entry.
+            # The earlier peer may have left this address, so the operator's latest text replaces the entry.
             self.remove_address(wanted.address)
             entry = self._entries[wanted.address] = wanted
             self._added(entry)
@@ -145,16 +152,17 @@ class AddressBook:
         return entry
 
     def _is_linked_at(self, entry: AddressEntry, wanted: AddressEntry) -> bool:
-        """Return whether the entry's peer is linked over this address, and is the wanted one if one is named."""
+        """Return whether the entry's peer is linked by a dial of this address, and is the peer in `wanted`, if that names one."""
         link = self._links.get(entry.peer) if entry.peer is not None else None
         return link is not None and link.dialed and link.address == entry.address and wanted.peer in (None, link.peer)
 
     def add_signed(self, address: str, peer: bytes) -> None:
         """Add an address from a signed record of `peer`.
 
-        Several peers may announce one address. An entry is replaced if its peer is linked over another address.
+        Two peers may announce one address. If the peer of the old entry is linked over another address, the new entry replaces
+        it.
         """
-        # An address of our own key leads to this process, to nobody, or to a machine with a copy of the key.
+        # An address announced for our own key leads to this process, to no process, or to a machine with a copy of the key.
         if peer == self._me and (self._is_own(address) or address in self._mine):
             return
         entry = self._entries.get(address)
@@ -173,7 +181,7 @@ class AddressBook:
         return link is not None and not (link.dialed and link.address == entry.address)
 
     def add_local(self, address: str) -> None:
-        """Add an address of the local network, where any peer may be."""
+        """Add an address of the local network, at which any peer may answer."""
         if not self._is_own(address) and address not in self._mine and address not in self._entries:
             self._learn(address, None, self._neighbours)
 
@@ -216,7 +224,7 @@ class AddressBook:
             entry.peer = peer
 
     def record_own_address(self, address: str) -> None:
-        """Record that this process itself answered at an address."""
+        """Record that a dial of an address reached this process itself."""
         if len(self._mine) < OWN_BOOK_MAX:
             self._mine[address] = None
 
@@ -229,20 +237,20 @@ class AddressBook:
             entry.end_attempt("")
 
     def record_end(self, address: str, reason: str, was_linked: bool = True) -> None:
-        """Record the end of an attempt. It is a failure unless the link was in use or the peer has another link."""
+        """Record the end of a dialed connection. The dial has failed unless its link was in use or the peer has another link."""
         entry = self._entries.get(address)
         if entry is not None:
             has_another = entry.peer is not None and entry.peer in self._links
             entry.end_attempt("" if (entry.linked and was_linked) or has_another else reason)
 
     def record_refusal(self, address: str) -> None:
-        """Forget a stranger's address after a refusal. A member is dialed again, since it may have a free link later."""
+        """Forget a stranger's address after one end refused the link. A member is dialed again: it may have a free link later."""
         entry = self._entries.get(address)
         if entry is not None and not entry.is_persistent and entry.peer is not None and self._is_stranger(entry.peer):
             self.remove_address(address)
 
     def record_wrong_peer(self, address: str, reason: str) -> AddressEntry | None:
-        """Record that another peer answered ("wrong-peer"), or this one ("self").
+        """Record that the wrong peer answered: another one ("wrong-peer"), or this peer itself ("self").
 
         Return the forgotten entry if other peers may claim its address.
         """
@@ -257,9 +265,9 @@ class AddressBook:
         return None
 
     def count_attempt(self, entry: AddressEntry, held_seconds: float, *, over_relay: bool) -> None:
-        """Count an attempt, and forget the address after too many failures.
+        """Count a dial as a success or a failure, and forget the address after too many failures.
 
-        `held_seconds` is the duration of its connection, or 0. `over_relay`: the peer is linked over a relay.
+        `held_seconds` is the duration of the dialed connection, or 0. `over_relay`: the peer is linked over a relay.
         """
         if held_seconds >= STABLE_SECONDS:
             entry.failures = 0
@@ -277,7 +285,8 @@ class AddressBook:
         longest = DIRECT_SECONDS_MAX if link is not None and link.relay is not None else BACKOFF_SECONDS_MAX
         pause = self._random.uniform(0, min(longest, BACKOFF_SECONDS * 2 ** min(entry.failures, 16)))
         entry.next_at = now + pause
-        # Only failures of persistent entries are reported: the first, a new reason, and tries 2, 4, 8 …
+        # Only failures of persistent entries are reported: the first one, each new reason, and every power of two (tries 2, 4, 8
+        # …).
         if (
             entry.reason
             and entry.is_persistent

@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 
 SERVICE: Final = "_folkmoot._tcp.local."
 PROPERTY: Final = b"chain"
-NAMES_MAX: Final = 64  # known services; further ones are ignored until some of these disappear
-ADDRESSES_MAX: Final = 4  # addresses per service: two interfaces, with both versions of IP
-LOOK_SECONDS: Final = 60.0  # interval of queries of all services and of this machine's addresses, which may change
-PAUSE_SECONDS: Final = 0.25  # least pause between two queries, which take milliseconds of the thread that votes
-ASKED_MAX: Final = 4  # services in one query whose addresses are not in the cache
-ANSWER_SECONDS: Final = 0.5  # timeout of each of these services; a local network answers in milliseconds
-CLOSE_SECONDS: Final = 3.0  # timeout of the end of the registration
+NAMES_MAX: Final = 64  # remembered services; further ones are ignored until one of these disappears
+ADDRESSES_MAX: Final = 4  # addresses used per service: two interfaces, with both versions of IP
+LOOK_SECONDS: Final = 60.0  # interval of queries of all services, and of checks whether this machine's addresses have changed
+PAUSE_SECONDS: Final = 0.25  # least pause between two queries, each of which takes milliseconds of the thread that votes
+ASKED_MAX: Final = 4  # services in one query, among those whose addresses are not in the cache
+ANSWER_SECONDS: Final = 0.5  # timeout of the query of one service; a local network answers in milliseconds
+CLOSE_SECONDS: Final = 3.0  # timeout when the registration of this peer's service is removed
 
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -42,7 +42,8 @@ IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 class Mdns(OptionalService):
     """The multicast DNS service of a peer.
 
-    `listening()` returns the addresses that it listens on, and `hosts()` those of this machine. `found` gets addresses of peers.
+    `listening()` returns the addresses on which this peer listens. `hosts()` returns the hosts of this machine. `found` is called
+    with each address of another peer.
     """
 
     def __init__(
@@ -56,8 +57,9 @@ class Mdns(OptionalService):
         super().__init__("mdns", tell)
         self._tag, self._found = chain_tag(chain_id).hex().encode(), found
         self._listening, self._hosts = listening, hosts
-        self._instance = secrets.token_hex(8)  # name of the service, new at each start, so that it identifies no peer
-        self._names: dict[str, None] = {}  # names of services, written by zeroconf's thread in atomic operations
+        # Name of this peer's service, new at each start, so that the name identifies no peer.
+        self._instance = secrets.token_hex(8)
+        self._names: dict[str, None] = {}  # names of other services; zeroconf's thread writes the table in atomic operations
         self._news = trio.Event()
 
     async def run(self) -> None:
@@ -75,7 +77,7 @@ class Mdns(OptionalService):
                 await trio.sleep(LOOK_SECONDS)
 
     def _place(self) -> tuple[tuple[str, ...], int | None]:
-        """Return the hosts and the port to register. None: this peer only looks for others."""
+        """Return the hosts and the port to register. Port None: this peer only looks for other peers."""
         listening = self._listening()
         if not listening:
             return tuple(sorted(self._hosts())), None
@@ -84,7 +86,7 @@ class Mdns(OptionalService):
         return tuple(sorted(host for host, at in own if at == port and is_ip(host))), port
 
     async def _serve(self, hosts: tuple[str, ...], port: int | None) -> None:
-        """Register the service if this peer listens, and query others, until the hosts or the port change."""
+        """Register this peer's service if it listens, and query other services, until the hosts or the port change."""
         if not hosts:
             self.set_status(False, "this machine has no address in a local network")
             await trio.sleep(LOOK_SECONDS)
@@ -152,7 +154,10 @@ class Mdns(OptionalService):
                 self._report_addresses(answer, networks)
 
     def _report_addresses(self, service: ServiceInfo, networks: Iterable[IpNetwork]) -> None:
-        """Report a service's addresses in local networks. Others are ignored, so that no machine here directs dials elsewhere."""
+        """Report a service's addresses in local networks.
+
+        Other addresses are ignored, since machines nearby must not direct dials elsewhere.
+        """
         if service.properties.get(PROPERTY) != self._tag or not service.port:
             return
         for host in service.parsed_addresses()[:ADDRESSES_MAX]:
@@ -161,7 +166,7 @@ class Mdns(OptionalService):
 
 
 def _networks(hosts: Sequence[str]) -> list[IpNetwork]:
-    """Return the networks of this machine that contain these hosts."""
+    """Return the networks of this machine's interfaces that contain `hosts`."""
     import ifaddr
 
     found = []

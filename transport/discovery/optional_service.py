@@ -1,4 +1,4 @@
-"""The base class of optional services, which an operator enables. A failure stops nothing else."""
+"""The base class of optional services, which an operator enables. The failure of a service stops no other part of the peer."""
 
 from __future__ import annotations
 

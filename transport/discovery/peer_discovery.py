@@ -1,4 +1,4 @@
-"""Peer discovery: it announces the own records, accepts those of others, and passes them on."""
+"""Peer discovery: announces this peer's records, and accepts and forwards the records of other peers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from transport.discovery.reachability import DIAL_BACK_SECONDS, OwnAddresses, Re
 from transport.peer_policy import PeerClass
 from transport.wire.framing import Priority
 
-FANOUT: Final = 8  # links to which a new record is forwarded: after three steps hundreds of peers have it
-TICK_SECONDS: Final = 60.0  # interval of requests for all records, which find missed ones
-ANSWER_SECONDS: Final = 10.0  # interval of answers with all records on one link: at most 200 kB each
-DIAL_AGAIN_TICKS: Final = 10  # ticks until forgotten addresses of unlinked peers are dialed again
+FANOUT: Final = 8  # links to which a new record is forwarded: after three steps, hundreds of peers have the record
+TICK_SECONDS: Final = 60.0  # interval of requests for all records that a peer has, which find missed records
+ANSWER_SECONDS: Final = 10.0  # least interval between answers with all records on one link: an answer has up to 200 kB
+DIAL_AGAIN_TICKS: Final = 10  # number of TICK_SECONDS until forgotten addresses of unlinked peers are dialed again
 DIAL_BACKS_MAX: Final = 4  # dial-backs in DIAL_BACK_SECONDS, for all links together
-OWN_CHANGES_BURST: Final = 4  # immediate changes of the own record, then one in CHANGE_SECONDS; other peers accept twice as many
+# Changes of this peer's record without a pause; then one in CHANGE_SECONDS, and other peers accept twice as many.
+OWN_CHANGES_BURST: Final = 4
 
 
 class PeerDiscovery:
@@ -40,14 +41,17 @@ class PeerDiscovery:
         is_stranger: Callable[[bytes], bool],
         random: Random,
     ) -> None:
-        """`learn(address, peer)` gets claimed addresses. `dial_back(peer, address)` returns whether the peer answers there."""
+        """`learn(address, peer)` is called with addresses that peers announce.
+
+        `dial_back(peer, address)` returns whether the peer answers there.
+        """
         self.book, self._links, self._learn, self._own = book, links, learn, own
         self._dial_back, self._refuse, self._is_stranger, self._random = dial_back, refuse, is_stranger, random
         self._reachability = Reachability(own.port_at(None) is not None, book.is_member)
         self._dialed_back: deque[float] = deque(maxlen=DIAL_BACKS_MAX)
         self._relays: tuple[bytes, ...] = ()
         self._hosts: set[str] = set()
-        self._above = 0  # highest sequence of an earlier run of this peer, as others report
+        self._above = 0  # highest sequence in an earlier record of this peer that others have sent back
         self._changed = trio.Event()
         self._paid_until = 0.0
         self._nursery: trio.Nursery | None = None
@@ -76,7 +80,7 @@ class PeerDiscovery:
         if link.remote is not None:
             link.queue_message(ObservedAddress(link.remote), Priority.CONTROL)
         self._send(link, self.book.records_for_scope(link.address_scope, trio.current_time(), [self.book.me]))
-        if not self.book.has_records_of(link.peer):  # A peer that is new to us may know other new ones.
+        if not self.book.has_records_of(link.peer):  # A peer that is new to this one may know other new peers.
             link.queue_message(GetPeerRecords(), Priority.CONTROL)
 
     def on_message(self, link: PeerLink, message: Any) -> None:
@@ -105,7 +109,7 @@ class PeerDiscovery:
             signer = aged.record.signer
             told = self.book.accept_record(aged, link.address_scope, now)
             if told is RecordOutcome.NEW:
-                if not self._is_stranger(signer):  # Records of strangers are sent on request only, since new keys cost nothing.
+                if not self._is_stranger(signer):  # A stranger's records are sent only on request: new keys cost nothing.
                     new[signer] = None
                 self.dial_peer(signer)
             elif told is RecordOutcome.OWN:
@@ -124,13 +128,16 @@ class PeerDiscovery:
             self._send(other, self.book.records_for_scope(other.address_scope, now, new.keys() - {other.peer}))
 
     def dial_peer(self, peer: bytes) -> None:
-        """Let the address book dial a peer, but only one address of a stranger: cheap keys must not direct dials to a victim."""
+        """Let the address book dial a peer's addresses, but only one address of a stranger.
+
+        Otherwise cheap keys could direct many dials to a victim.
+        """
         addresses = self.book.addresses(peer)
         for address in addresses if self.book.is_member(peer) else addresses[:1]:
             self._learn(address, peer)
 
     def dial_other_claimant(self, address: str, without: bytes | None) -> None:
-        """Dial another peer that claims this address, so that a false claim cannot hide a peer."""
+        """Let the address book dial another peer that announces `address`, so that a false announcement cannot hide that peer."""
         others = [peer for peer in self.book.peers() if peer != without and address in self.book.addresses(peer)]
         if others:
             self._learn(address, self._random.choice(others))
@@ -144,7 +151,7 @@ class PeerDiscovery:
 
     @property
     def observed_host(self) -> str | None:
-        """The host at which enough members have reached this peer, or None."""
+        """The host at which members see this peer, if this peer can be dialed there. Otherwise None."""
         return self._reachability.observed_host if self.reachability is ReachabilityState.DIRECT else None
 
     def on_inbound_handshake(self, peer: bytes) -> None:
@@ -155,7 +162,7 @@ class PeerDiscovery:
             self._announce(trio.current_time())
 
     def _on_observed(self, link: PeerLink, observed: ObservedAddress) -> None:
-        if link.remote is None:  # Over a relay the peers do not see each other's hosts.
+        if link.remote is None:  # Over a relay, a peer does not see the other peer's host.
             return
         before = self.observed_host
         try:
@@ -174,7 +181,10 @@ class PeerDiscovery:
                 self._links[peer].queue_message(DialBack(port), Priority.CONTROL)
 
     def _on_dial_back(self, link: PeerLink, asked: DialBack, now: float) -> None:
-        """Dial a member back. The host is the one seen on its link, so that it cannot direct dials to others."""
+        """Dial a member back.
+
+        The member names only the port, and the host is the one seen on its link, so it cannot direct dials to others.
+        """
         is_full = len(self._dialed_back) == DIAL_BACKS_MAX and now < self._dialed_back[0] + DIAL_BACK_SECONDS
         if link.remote is None or not self.book.is_member(link.peer) or is_full:
             return
@@ -190,10 +200,10 @@ class PeerDiscovery:
         if not await self._dial_back(link.peer, format_address(parse_address(seen_at)[0], port)):
             link.queue_message(DialBackFailed(port), Priority.CONTROL)
 
-    # Own record -------------------------------------------------------------------------------------------------------
+    # Records of this peer --------------------------------------------------------------------------------------------
 
     def own_addresses(self, hosts: Sequence[str] = ()) -> tuple[str, ...]:
-        """Return the addresses to announce. `hosts` are the local hosts of links."""
+        """Return the addresses of this peer to announce. `hosts` are hosts of this machine at the ends of links."""
         return self._own.reachable_addresses(self.observed_host, hosts)
 
     def _announce(self, now: float) -> None:

@@ -1,8 +1,8 @@
 """Signed peer records: their validity, their expiry, and their scope. Sans-IO; time is an argument.
 
-The record with the highest sequence of each signer and scope is valid, regardless of the peer that sent it. A peer needs neither
-clock nor disk for its own sequence: after a restart it receives its old record from others, and signs the next one. The table of
-accepted records is in `docs/protocol/links.md`.
+Each signer has one valid record per scope: the one with the highest sequence number, regardless of the peer that sent it. A peer
+needs neither clock nor disk for its own sequence number: after a restart it receives its old record from other peers, and signs
+the next one. The table of accepted records is in `docs/protocol/links.md`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from protocol.limits import ADVERTISED_MAX, PEER_RECORD_AGE_SECONDS_MAX, PEER_RE
 from protocol.messages import AgedPeerRecord, PeerRecord
 
 SIGNERS_MAX: Final = 1024  # peers with stored records
-STRANGERS_MAX: Final = 128  # stored records of peers that are not known as members; a new peer knows no members yet
-FORGOTTEN_MAX: Final = 2048  # remembered sequences that are not accepted again; the oldest are dropped
-RENEW_SECONDS: Final = 86_400.0  # a seventh of the age at which records expire: a peer may be away for six days
-CHANGE_SECONDS: Final = 15.0  # average interval of records of one signer, so that none floods the network
-CHANGES_BURST: Final = 8  # immediate changes: at a start, addresses and relays become known one after another
+STRANGERS_MAX: Final = 128  # signers with stored records that are not known as members; a new peer knows no members yet
+FORGOTTEN_MAX: Final = 2048  # remembered sequences of expired records, which are not accepted again; the oldest are dropped
+# Age at which own records are renewed: a seventh of the age at which they expire, so a peer may be away for six days.
+RENEW_SECONDS: Final = 86_400.0
+CHANGE_SECONDS: Final = 15.0  # average interval between new records of one signer, so that no signer floods the network
+# Records accepted without that interval: at a start, addresses and relays become known one after another.
+CHANGES_BURST: Final = 8
 SEQUENCE_MAX: Final = 2**53 - 1
 
 _Name = tuple[bytes, AddressScope]
@@ -32,8 +34,8 @@ _Name = tuple[bytes, AddressScope]
 
 class RecordOutcome(enum.Enum):
     NEW = enum.auto()  # The record is accepted.
-    KNOWN = enum.auto()  # The record is not new, or not acceptable here.
-    STALE = enum.auto()  # This peer has a newer record.
+    KNOWN = enum.auto()  # The record is not new, or cannot be accepted here.
+    STALE = enum.auto()  # This peer has a newer record of the signer.
     OWN = enum.auto()  # An earlier run or another machine signed the record with our key.
 
 
@@ -41,9 +43,9 @@ class RecordOutcome(enum.Enum):
 class _HeldRecord:
     signed: Signed
     record: PeerRecord
-    first_at: float  # time of its arrival
-    born_at: float  # time of its creation, by the lowest reported age
-    paid_until: float  # end of CHANGE_SECONDS of all changes so far, one after another
+    first_at: float  # time when this peer received the record
+    born_at: float  # time when the record was signed, by the lowest reported age
+    paid_until: float  # time until which the signer's changes have used up CHANGE_SECONDS each
 
     @property
     def ends_at(self) -> float:
@@ -64,12 +66,15 @@ class PeerRecordBook:
         self.me, self.is_member = identity.public, is_member
         self._identity, self._chain_id, self._verifier = identity, chain_id, verifier or Ed25519Verifier()
         self._held: dict[_Name, _HeldRecord] = {}
-        self._forgotten: dict[_Name, int] = {}  # highest expired sequences, which are not accepted again
+        self._forgotten: dict[_Name, int] = {}  # (signer, scope) -> highest sequence of expired records, not accepted again
 
-    # Records of others ------------------------------------------------------------------------------------------------
+    # Records of other peers -------------------------------------------------------------------------------------------
 
     def accept_record(self, aged: AgedPeerRecord, scope: AddressScope, now: float) -> RecordOutcome:
-        """Accept or reject a record from a link of this scope. Raises `RemoteProtocolError` for one that no honest peer sends."""
+        """Accept or reject a record that arrived over a link of `scope`.
+
+        Raises `RemoteProtocolError` if no honest peer sends such a record.
+        """
         signed = aged.record
         if len(signed.body) > PEER_RECORD_BYTES_MAX:
             raise RemoteProtocolError("oversized", f"a peer record has {len(signed.body)} bytes, limit {PEER_RECORD_BYTES_MAX}")
@@ -101,12 +106,15 @@ class PeerRecordBook:
         return RecordOutcome.NEW
 
     def _signers(self) -> tuple[set[bytes], list[bytes]]:
-        """Return the signers of stored records, and those of them that are not members."""
+        """Return the signers of all stored records, and the signers among them that are not members."""
         signers = {signer for signer, _ in self._held}
         return signers, [signer for signer in signers if signer != self.me and not self.is_member(signer)]
 
     def _has_room(self, signer: bytes) -> bool:
-        """Return whether a signer has room. Members displace strangers, and strangers displace nobody."""
+        """Return whether a record of `signer` may be stored.
+
+        Records of members displace those of strangers, and never the reverse.
+        """
         signers, strangers = self._signers()
         if signer in signers:
             return True
@@ -121,12 +129,12 @@ class PeerRecordBook:
                 self._held.pop((strangers[0], scope), None)
 
     def drop_expired(self, now: float) -> None:
-        """Drop records that were not renewed for a week."""
+        """Drop records of other peers that were not renewed for a week."""
         for name, held in tuple(self._held.items()):
             if name[0] == self.me or now < held.ends_at:
                 continue
             del self._held[name]
-            # The sequence is remembered only if the record expired by our own clock, since peers may lie about ages.
+            # The sequence is remembered only if the record expired by our own clock, since other peers may report false ages.
             if now >= held.first_at + PEER_RECORD_AGE_SECONDS_MAX:
                 self._forgotten.pop(name, None)
                 self._forgotten[name] = held.record.sequence
@@ -138,7 +146,10 @@ class PeerRecordBook:
     def sign_own_records(
         self, addresses: Mapping[AddressScope, tuple[str, ...]], relays: tuple[bytes, ...], now: float, above: int = 0
     ) -> list[Signed]:
-        """Sign new records where the old ones have changed, are a day old, or have no sequence above `above`. Return them."""
+        """Sign and return new records of this peer.
+
+        A record is new if its contents have changed, if the old one is a day old, or if the old sequence is not above `above`.
+        """
         changed = []
         for scope in AddressScope:
             held = self._held.get((self.me, scope))
@@ -169,7 +180,7 @@ class PeerRecordBook:
         return tuple(address for held in records if held is not None for address in held.record.addresses)
 
     def records_for_scope(self, scope: AddressScope, now: float, signers: Iterable[bytes] | None = None) -> list[AgedPeerRecord]:
-        """Return the records that may be sent over a link of this scope, of some signers or of all."""
+        """Return the records that may be sent over a link of this scope, of `signers` or of all signers."""
         names = tuple(self._held) if signers is None else [(signer, of) for signer in signers for of in AddressScope]
         found = [(name, self._held[name]) for name in names if name in self._held and name[1].includes(scope)]
         return [held.aged(now) for name, held in found if name[0] == self.me or now < held.ends_at]
@@ -178,7 +189,8 @@ class PeerRecordBook:
 def addresses_in_scope(record: PeerRecord) -> tuple[str, ...]:
     """Return a record's addresses, or none if one is outside its scope.
 
-    A peer that passes such a record on is not banned, since the list of private networks differs between programs.
+    A peer that forwards a record with an address outside its scope is not banned, since the list of private networks differs
+    between programs.
     """
     try:
         return record.addresses if {scope_of(address) for address in record.addresses} <= {record.scope} else ()

@@ -1,13 +1,13 @@
-"""Reachability of this peer: its own addresses, the host that others see, and their attempts to dial it.
+"""Reachability of this peer: its addresses, the host at which other peers see it, and their attempts to dial it.
 
-| two members see the same host | one of them has dialed this peer | two of them failed to dial it | state |
+| two members see the same host of this peer | a member has dialed that host | two members failed to dial it | state |
 |---|---|---|---|
 | no | | | unknown |
 | yes | yes | | direct |
 | yes | no | yes | relayed |
 | yes | no | no | unknown |
 
-A peer that accepts no connections is relayed from the start.
+The state of a peer that accepts no connections is "relayed" from the start.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from protocol.errors import UserError
 
 class OwnAddresses:
     def __init__(self, listen: str, advertise: Sequence[str], hosts: Callable[[], Iterable[str]]) -> None:
-        """`listen`, `advertise` and `hosts` are those of `Swarm`. Raises `UserError` for an invalid address."""
-        self.listening = parse_listen_addresses(listen)  # addresses, with real ports once they are open
+        """`listen`, `advertise` and `hosts` are the arguments of `Swarm`. Raises `UserError` for an invalid address."""
+        self.listening = parse_listen_addresses(listen)  # addresses, with real ports once their sockets listen
         self.external_address: str | None = None  # address that a router forwards to this peer
         self._advertised, self._hosts = tuple(advertise), hosts
 
@@ -52,7 +52,10 @@ class OwnAddresses:
         return tuple(dict.fromkeys([*outside, *own]))
 
     def port_at(self, host: str | None) -> int | None:
-        """Return the port of this peer at a host, or at any. None: it does not listen with the IP version of the host."""
+        """Return the port of this peer at `host`; None means any host.
+
+        Return None if it does not listen with the host's IP version.
+        """
         if self.external_address is not None and parse_address(self.external_address)[0] == host:
             return parse_address(self.external_address)[1]
         for own, port in map(parse_address, self._advertised or self.listening):
@@ -61,10 +64,10 @@ class OwnAddresses:
         return None
 
 
-OBSERVERS_MIN: Final = 2  # members that must agree on a host or a failure, since one may be faulty
-ASK_AGAIN_SECONDS: Final = 600.0  # interval of requests to one member, since the router may have new settings
-DIAL_BACK_SECONDS: Final = 60.0  # interval of dial-backs for one link
-ANSWER_SECONDS: Final = 25.0  # timeout: a dial and a handshake of ten seconds each
+OBSERVERS_MIN: Final = 2  # members that must report the same host or failure, since one member may be faulty
+ASK_AGAIN_SECONDS: Final = 600.0  # interval of dial-back requests to one member, since the router's settings may change
+DIAL_BACK_SECONDS: Final = 60.0  # least interval between dial-backs for one link
+ANSWER_SECONDS: Final = 25.0  # timeout of a dial-back: a dial and a handshake of ten seconds each
 
 
 class ReachabilityState(enum.StrEnum):
@@ -74,7 +77,7 @@ class ReachabilityState(enum.StrEnum):
 
 
 class RelayMode(enum.StrEnum):
-    """The mode of a peer as a relay.
+    """The setting by which a peer acts as a relay: always (ON), never (OFF), or by its own reachability (AUTO).
 
     | reachability | AUTO accepts reservations | AUTO keeps its reservations |
     |---|---|---|
@@ -89,17 +92,23 @@ class RelayMode(enum.StrEnum):
 
 
 class Reachability:
-    """The reachability of this peer, by reports of its `members`. Sans-IO; time is an argument."""
+    """The reachability of this peer, from reports of linked peers for which `members(peer)` is true.
+
+    Sans-IO; time is an argument.
+    """
 
     def __init__(self, listens: bool, members: Callable[[bytes], bool]) -> None:
         self._listens, self._members = listens, members
-        self._seen: dict[bytes, str] = {}  # linked peer -> the host that it sees
-        self._reached: set[bytes] = set()  # peers that dialed this peer
-        self._missed: set[bytes] = set()  # peers whose dial-back failed
-        self._asked: dict[bytes, float] = {}  # peer -> time of the request
+        self._seen: dict[bytes, str] = {}  # linked peer -> host at which that peer sees this one
+        self._reached: set[bytes] = set()  # peers that have dialed this peer
+        self._missed: set[bytes] = set()  # peers that failed to dial this peer back
+        self._asked: dict[bytes, float] = {}  # peer -> time of the last dial-back request to it
 
     def on_observed(self, peer: bytes, address: str, dialed_us: bool) -> None:
-        """Record the address that `peer` sees. `dialed_us`: it dialed this link. Raises `UserError` for an invalid address."""
+        """Record the address at which `peer` sees this peer.
+
+        `dialed_us`: `peer` dialed the link. Raises `UserError` for an invalid address.
+        """
         host = parse_address(address)[0]
         if not is_ip(host):
             raise UserError(f"the observed host {host!r} is a name, expected an IP address")
@@ -137,7 +146,10 @@ class Reachability:
 
     @property
     def observed_host(self) -> str | None:
-        """The host that at least OBSERVERS_MIN members see, or None. The widest scope wins, then the most members."""
+        """The host at which at least OBSERVERS_MIN members see this peer, or None.
+
+        The widest scope wins, then the most members.
+        """
         hosts = Counter(host for peer, host in self._seen.items() if self._members(peer))
         agreed = [host for host, count in hosts.items() if count >= OBSERVERS_MIN]
         return max(
@@ -157,7 +169,7 @@ class Reachability:
         return ReachabilityState.RELAYED if len(seers & self._missed) >= OBSERVERS_MIN else ReachabilityState.UNKNOWN
 
     def choose_dialers(self, now: float) -> list[bytes]:
-        """Return the members to ask for a dial-back now, and count them as asked."""
+        """Return the members to ask for a dial-back now, and record the request."""
         seers = self._seers(self.observed_host)
         if not self._listens or seers & self._reached:
             return []

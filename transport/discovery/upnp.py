@@ -27,13 +27,14 @@ from transport.discovery.optional_service import OptionalService
 log = logging.getLogger(__name__)
 
 LEASE_SECONDS: Final = 1_800  # time after which the router drops the mapping of a crashed peer
-RENEW_SECONDS: Final = 600.0  # interval of renewals, of which two may fail; a restarted router forwards again after it
-ANSWER_SECONDS: Final = 30.0  # timeout of a whole renewal; the library waits seconds for each answer
-CLOSE_SECONDS: Final = 3.0  # timeout of the deletion of the mapping
-DISCOVER_MS: Final = 2_000  # time in which routers spread their answers (MX of the UPnP Device Architecture)
-OTHER_PORTS: Final = range(49_152, 65_536)  # dynamic ports (RFC 6335)
-OTHERS_TRIED: Final = 3  # ports tried after the first; a router with a full table refuses any port
-TAKEN, NO_LEASES = "ConflictInMappingEntry", "OnlyPermanentLeasesSupported"  # the library's names of errors 718 and 725
+# Interval of renewals: two may fail before the lease ends, and a restarted router forwards again after the next one.
+RENEW_SECONDS: Final = 600.0
+ANSWER_SECONDS: Final = 30.0  # timeout of one renewal; for each answer of the router, the library waits seconds
+CLOSE_SECONDS: Final = 3.0  # timeout when the mapping is deleted
+DISCOVER_MS: Final = 2_000  # milliseconds over which routers spread their answers (MX of the UPnP Device Architecture)
+OTHER_PORTS: Final = range(49_152, 65_536)  # ports to request if a port is in use: the dynamic ports (RFC 6335)
+OTHERS_TRIED: Final = 3  # ports requested after the first one fails; a router with a full table refuses any port
+TAKEN, NO_LEASES = "ConflictInMappingEntry", "OnlyPermanentLeasesSupported"  # the library's names of UPnP errors 718 and 725
 
 
 RunInThread = Callable[..., Awaitable[Any]]  # signature of `trio.to_thread.run_sync`
@@ -44,7 +45,7 @@ class RouterError(Exception):
 
 
 class Gateway:
-    """The first router that answers. `interface` is searched, unless `description` is the URL of the router's description.
+    """The router: the first one that answers on `interface`, or the one whose description has the URL `description`.
 
     All methods block, and raise `RouterError`.
     """
@@ -57,7 +58,7 @@ class Gateway:
         self._found: Any = None
 
     def discover_router(self) -> str:
-        """Find the router, and return the host of this machine in its network."""
+        """Find the router, and return this machine's host in the router's network."""
         self._found = self._make()
         try:
             if self._description is None:
@@ -84,17 +85,23 @@ class Gateway:
 
 
 class PortMapping:
-    """The mapping of one port. Its methods block, one at a time, so that `close` also deletes the mapping of a late renewal."""
+    """The router's mapping of one port to this peer.
+
+    Its methods block and exclude each other, so `close` also deletes the mapping of a late renewal.
+    """
 
     def __init__(self, router: Gateway, random: Random) -> None:
         self._router, self._random = router, random
         self._lock = threading.Lock()
         self._closed = False
-        self.port: int | None = None  # outside port; None: the router does not forward one
+        self.port: int | None = None  # port on the router; None: the router does not forward a port
         self.lease_seconds = LEASE_SECONDS
 
     def renew(self, listening: Sequence[str]) -> str:
-        """Request or renew the mapping, and return its outside address. Raises `RouterError` if there is none."""
+        """Request or renew the mapping, and return its address on the router.
+
+        Raises `RouterError` if the router forwards no port.
+        """
         with self._lock:
             if self._closed:
                 raise RouterError("this peer is stopping")
@@ -149,7 +156,7 @@ class PortMapping:
 class Upnp(OptionalService):
     """The UPnP service of a peer.
 
-    `listening()` returns the addresses that it listens on. `outside` is called with its address at the router, or None.
+    `listening()` returns the addresses on which the peer listens. `outside` is called with its address on the router, or None.
     """
 
     def __init__(

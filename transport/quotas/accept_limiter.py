@@ -1,20 +1,22 @@
 """Limits of accepted and half-open connections. Connections above the limit of their host are closed at once.
 
-| from                                 | connections                          | and then                               |
+| connections from                     | limit                                | connections above the limit            |
 |--------------------------------------|--------------------------------------|----------------------------------------|
-| a host with members                  | 8 per second, bursts of 250          | they are closed, at a tenth of the     |
+| a host with members                  | 8 per second, bursts of 250          | are closed, at a tenth of the          |
 |                                      |                                      | cost of serving them                   |
-| a host without members               | 1 in 4 seconds, bursts of 250        | the same                               |
-| all hosts without members            | 4 per second, bursts of 250, and 80  | the same                               |
-|                                      | more of hosts with few connections   |                                        |
-| all hosts, with closed connections   | within ACCEPT_SHARE                  | BACKLOG wait in the kernel, which does |
-|                                      |                                      | not answer further ones                |
+| a host without members               | 1 in 4 seconds, bursts of 250        | are closed                             |
+| all hosts without members            | 4 per second, bursts of 250, and 80  | are closed                             |
+|                                      | more from hosts with few connections |                                        |
+| all hosts, even if closed at once    | the processor time of ACCEPT_SHARE   | wait in the kernel: up to BACKLOG;     |
+|                                      |                                      | further ones get no answer             |
 
-So a newcomer can connect while a dozen hosts connect as fast as they can. A returning member waits for earlier connections in the
-kernel. This takes 0.8 s if closing one takes 60 µs. If the backlog is full, its kernel retries after 1, 3 and 7 seconds.
+So a new host can connect while a dozen other hosts connect as fast as they can. A returning member waits in the kernel until
+earlier connections are closed. This takes 0.8 s if closing a connection takes 60 µs. If the backlog is full, the member's kernel
+retries after 1, 3 and 7 seconds.
 
-The peer of a half-open connection is unknown. So if there are too many, the host with most of them loses its oldest one. An
-attacker evicts only itself, because an honest handshake takes a few round trips. Hosts of members are evicted last.
+A half-open connection is still in the handshake, so its peer is unknown. If there are too many, the host with most half-open
+connections loses its oldest one. So an attacker evicts only its own connections, because an honest handshake takes only a
+few round trips. Connections from hosts of members are evicted last.
 """
 
 from __future__ import annotations
@@ -41,23 +43,26 @@ from transport.quotas.cpu_quota import (
 
 log = logging.getLogger(__name__)
 
-HALF_OPEN_MAX = 64  # connections that are not links yet
+HALF_OPEN_MAX = 64  # half-open connections: in the handshake, and not links yet
 HALF_OPEN_PER_HOST_MAX = 16
 
-CONNECTION_SECONDS = 0.0006  # processor time of a connection without its handshake: opening and closing of sockets and a task
-CONNECTIONS_SHARE = CpuShare(0.0025, 0.15)  # budget of all hosts without members
-RESERVED_SECONDS = 0.05  # additional budget of hosts below FEW_SECONDS
+# Processor time charged for a connection without its handshake: opening and closing of sockets and a task.
+CONNECTION_SECONDS = 0.0006
+CONNECTIONS_SHARE = CpuShare(0.0025, 0.15)  # CPU share of connections from all hosts at which no member is known
+RESERVED_SECONDS = 0.05  # additional burst for a host whose debt is below FEW_SECONDS
 FEW_SECONDS = 8 * CONNECTION_SECONDS
-HOST_CONNECTIONS_SHARE = CpuShare(0.00015, 0.15)  # budget of one host; a dozen such hosts do not use up CONNECTIONS_SHARE
+# CPU share of one host's connections: a dozen hosts leave some of CONNECTIONS_SHARE.
+HOST_CONNECTIONS_SHARE = CpuShare(0.00015, 0.15)
 MEMBER_HOST_CONNECTIONS_SHARE = CpuShare(0.005, 0.15)
-ACCEPT_SHARE = CpuShare(0.01, 0.05)  # budget to accept connections from the kernel, even if they are closed at once
-BACKLOG = 128  # connections waiting in the kernel
-ACCEPT_BATCH_MAX = 32  # connections between turns of other tasks: two milliseconds
-PAUSE_SECONDS = 0.05  # pause after a batch with closed connections
-FAULT_SECONDS = 0.1  # pause between attempts if no socket is free
+ACCEPT_SHARE = CpuShare(0.01, 0.05)  # CPU share of accepting connections from the kernel, even if they are closed at once
+BACKLOG = 128  # connections that may wait in the kernel until they are accepted
+ACCEPT_BATCH_MAX = 32  # connections accepted between turns of other tasks: two milliseconds
+PAUSE_SECONDS = 0.05  # pause after a batch in which connections were refused
+FAULT_SECONDS = 0.1  # pause after a failed attempt to accept, for example without a free socket
 
-# Decisions take 1.5 times as long if a peer loses a third of its time. Four peers on two processors have half a processor each,
-# and attackers on the same machine use as much time as they cost the peers.
+# The sum of these shares leaves other work its time. Decisions take 1.5 times as long if a peer loses a third of its processor
+# time. Four peers on two processors have half a processor each, and attackers on the same machine use as much time as they cost
+# these peers.
 ALL_SHARES = (
     STRANGERS_SHARE,
     HANDSHAKES_SHARE,
@@ -78,7 +83,7 @@ class AcceptLimiter:
         self._hosts: OrderedDict[tuple[str, bool], CpuBucket] = OrderedDict()
 
     def admit_connection(self, host: str) -> bool:
-        """Return whether to serve one more connection of a host, and charge the host if so."""
+        """Return whether one more connection from `host` is within the limits. If so, charge the host."""
         now, has_members = trio.current_time(), self._has_members(host)
         share = MEMBER_HOST_CONNECTIONS_SHARE if has_members else HOST_CONNECTIONS_SHARE
         own = self._hosts.setdefault((host, has_members), CpuBucket(share))
@@ -103,8 +108,8 @@ class AcceptLimiter:
         refuse: Callable[[], None],
         nursery: trio.Nursery,
     ) -> None:
-        """Accept connections for ever. `serve` gets each admitted connection, and closes it."""
-        with socket.socket(fileno=listener.socket.detach()) as listening:  # Trio's `accept` is as expensive as a close.
+        """Accept connections for ever. `serve` handles and closes each admitted connection. `refuse` counts the others."""
+        with socket.socket(fileno=listener.socket.detach()) as listening:  # Trio's `accept` would cost as much as a close.
             listening.setblocking(False)
             while True:
                 await trio.lowlevel.wait_readable(listening)
@@ -125,7 +130,7 @@ class AcceptLimiter:
                     log.error("cannot accept a connection: %s", error)
                     await trio.sleep(FAULT_SECONDS)
                 self._taking.spend(self._processor() - started, trio.current_time())
-                await trio.sleep(PAUSE_SECONDS * turned_away)  # Batches halve the cost.
+                await trio.sleep(PAUSE_SECONDS * turned_away)  # Connections that are closed in batches cost half as much.
 
 
 class HalfOpenSlot:
@@ -144,7 +149,10 @@ class HalfOpenTable:
 
     @contextlib.contextmanager
     def hold_slot(self, host: str, spared: Collection[str]) -> Iterator[HalfOpenSlot]:
-        """Hold a slot in the block, or until `release_slot`. Raises `RemoteProtocolError` if a newer connection evicts it."""
+        """Occupy a slot until the `with` block ends or `release_slot` is called.
+
+        Raises `RemoteProtocolError` if a newer connection has evicted this one. Hosts in `spared` are evicted last.
+        """
         hosts = Counter(place.host for place in self._places)
         if hosts[host] >= HALF_OPEN_PER_HOST_MAX:
             self._end_oldest({host})

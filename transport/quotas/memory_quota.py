@@ -1,8 +1,8 @@
-"""Limits of the memory that links hold. There are two budgets: one for all strangers, and one for all other peers.
+"""Limits of the memory that links use: one budget for all strangers, and one for all other peers.
 
-An account counts messages to be sent, incomplete messages, received messages that are not delivered yet, and records of circuits,
-both in a relay and at their ends. Each peer has an equal share of its budget, and may hold more while there is room. So a peer
-within its share never loses its link to the excess of others.
+The account of a peer counts messages that are queued, incomplete, or received and not delivered yet. It also counts records of
+the peer's circuits, both in a relay and at the ends. Each peer has an equal share of its budget, and may use more while the
+budget is not full. So a peer within its share never loses its link because others exceed theirs.
 
 | budget is full, and a peer      | a message to it                     | a message from it                     |
 |---------------------------------|-------------------------------------|---------------------------------------|
@@ -17,8 +17,8 @@ import math
 from protocol.limits import MESSAGE_BYTES_MAX, SNAPSHOT_PART_BYTES_MAX
 from transport.peer_policy import PeerClass
 
-# Without this budget each of 512 links could hold 48 MiB of queues, 24 GiB in all. With it, 200 voters have a share of 2.5 MiB
-# each, and seven peers can still fill their queues.
+# Bytes for all peers except strangers. Without this budget each of 512 links could fill its queues with 48 MiB, 24 GiB in all.
+# With it, 200 voters have a share of 2.5 MiB each, and seven peers can still fill their queues.
 MEMBERS_BYTES = 512 << 20
 STRANGERS_BYTES = 32 << 20
 STRANGERS_MAX = 16  # links of strangers, since each costs work at every height; a new one evicts another
@@ -50,7 +50,10 @@ class MemoryAccount:
             del self._budget.accounts[self.owner]
 
     def account_to_evict(self, size: int = 0) -> MemoryAccount | None:
-        """Return the account to evict for `size` more bytes of this one, which may be itself. None: there is room."""
+        """Return the account to evict before `size` more bytes are added to this account.
+
+        It may be this account itself. None: the budget has room.
+        """
         budget = self._budget
         if budget.held + size <= budget.bytes_max:
             return None
@@ -76,7 +79,7 @@ class MemoryQuota:
         return self._members.held + self._strangers.held
 
     def account_of(self, owner: bytes, standing: PeerClass) -> MemoryAccount:
-        """Return the only account of a peer, after moving it to the budget of its class."""
+        """Return the account of a peer, and move it to the budget of the peer's class `standing`."""
         budget = self._strangers if standing is PeerClass.STRANGER else self._members
         found = self._members.accounts.get(owner) or self._strangers.accounts.get(owner)
         if found is None:

@@ -1,8 +1,9 @@
-"""The relay's part of circuits: admission, order and rate of records between two of its links. Sans-IO.
+"""The relay's part of circuits: admission of circuits, and order and rate of the records that it forwards. Sans-IO.
 
-A circuit has two ends, each with its own link to the relay, and three lanes in each direction, one for each priority. Each hop of
-a lane has a window of bytes that its receiver may hold. The receiver gives credit for bytes that it has passed on. So a slow end
-only slows down its own circuits, and the relay's memory is bounded. Records are encrypted from end to end.
+A circuit has two ends, each with its own link to the relay, and three lanes in each direction, one for each priority. On each hop
+of a lane, a window limits the bytes that the receiver has not forwarded yet. The receiver gives the sender credit for bytes that
+it has forwarded. So a slow end only slows down its own circuits, and the relay's memory is bounded. Records are encrypted from
+end to end.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ class TokenBucket:
     """A token bucket. An amount of any size may be spent as soon as the bucket has no debt."""
 
     def __init__(self, per_second: float, saved_max: float, least: int = 0) -> None:
-        """`per_second` units, with bursts of `saved_max`. Smaller amounts than `least` count as `least`."""
+        """Create a full bucket that gains `per_second` tokens, up to `saved_max`. An amount below `least` costs `least`."""
         self._rate, self._saved_max, self._least = per_second, saved_max, least
         self._saved, self._at = saved_max, -math.inf
 
     def wait_seconds(self, now: float) -> float:
-        """Return the seconds until the next amount may be spent; 0: now."""
+        """Return the seconds until the next amount may be spent; 0 means now."""
         self._saved = min(self._saved_max, self._saved + self._rate * (now - self._at))
         self._at = now
         return 0.0 if self._saved > -ROUNDING else -self._saved / self._rate
@@ -39,30 +40,35 @@ class TokenBucket:
         self._saved -= max(amount, self._least)
 
 
-WINDOW_BYTES = (32 << 10, 32 << 10, CIRCUIT_WINDOW_BYTES_MAX)  # by lane; part of the protocol: senders begin with it
-RECORDS_MAX = tuple(size // TAG_BYTES for size in WINDOW_BYTES)  # valid records are longer than their tag
-CREDIT_SHARE = 4  # credit is given in quarters of a window, so that several records share a message
-CIRCUITS_MAX = 128  # circuits at the same time; their windows hold 48 MiB, which is charged to the senders
-CIRCUITS_PER_PEER_MAX = 32  # at most a quarter of all circuits
-CIRCUIT_BYTES_PER_SECOND = 2 << 20  # rate of a circuit in both directions: a million parameters in two seconds
-RELAY_BYTES_PER_SECOND = 8 << 20  # rate of all circuits: affordable for the uplink of a home fibre
-RECORD_COST_BYTES = 1 << 10  # least charge of a record, since short ones are as much work: at most 8,000 per second
-# By lane, the share of the relay's rate that precedes the other lanes. Records beyond it come after them. So a peer that marks
-# all records as votes leaves bulk a quarter. Agreement needs far less than half.
+WINDOW_BYTES = (32 << 10, 32 << 10, CIRCUIT_WINDOW_BYTES_MAX)  # by lane; part of the protocol, as each sender's initial credit
+# Records in a window, by lane: a valid record is longer than its tag.
+RECORDS_MAX = tuple(size // TAG_BYTES for size in WINDOW_BYTES)
+CREDIT_SHARE = 4  # credit is given for a quarter of a window, so that one message covers many records
+CIRCUITS_MAX = 128  # concurrent circuits of a relay; their windows hold 48 MiB, charged to the members that send
+CIRCUITS_PER_PEER_MAX = 32  # concurrent circuits of one member: a quarter of all circuits
+# Bytes per second of a circuit, in both directions together: a million parameters in two seconds.
+CIRCUIT_BYTES_PER_SECOND = 2 << 20
+RELAY_BYTES_PER_SECOND = 8 << 20  # bytes per second of all circuits: affordable on the uplink of a home fibre connection
+RECORD_COST_BYTES = 1 << 10  # least charge of a record, since a short one is as much work: at most 8,000 records per second
+# By lane, the share of the relay's rate with which the lane precedes other lanes. Records above this share come after other
+# lanes. So a quarter is left to bulk if a peer marks all its records as votes. Agreement needs far less than half.
 PRIORITY_SHARES = (0.5, 0.25, 1.0)
-BURST_SECONDS = 0.1  # seconds of these rates that are saved while nothing is sent
-CIRCUITS_PER_PAIR_MAX = 3  # Both ends may open one while an old one ends. One peer cannot use up the circuits of another.
-OPENINGS_PER_SECOND = 1.0  # rate per peer, after CIRCUITS_PER_PEER_MAX: each opening costs the other end a handshake
-RESERVE_REQUESTS_PER_SECOND = 0.1  # rate per peer, after RESERVE_REQUESTS_BURST: each reservation is announced to all links
-RESERVE_REQUESTS_BURST = 8  # immediate requests: a relay that was silent is asked again, every few seconds at most
-MEMBERS_MAX = 1024  # members with remembered rates, which a new link does not reset
-FORWARDED_AT_ONCE_MAX = 64  # records between turns of other tasks
+BURST_SECONDS = 0.1  # burst of a rate, in seconds: unused bytes of the rate are saved that long
+CIRCUITS_PER_PAIR_MAX = 3  # Each end may open a circuit while an old one ends. No peer can use up another's circuits.
+# Circuits per second that one member opens, after CIRCUITS_PER_PEER_MAX: each costs the other end a handshake.
+OPENINGS_PER_SECOND = 1.0
+RESERVE_REQUESTS_PER_SECOND = 0.1  # rate per member, after RESERVE_REQUESTS_BURST: each reservation is announced to all links
+# Requests of one member without a pause: a relay that was silent is asked again, every few seconds at most.
+RESERVE_REQUESTS_BURST = 8
+MEMBERS_MAX = 1024  # members whose request rates are remembered, so that a new link does not reset them
+FORWARDED_AT_ONCE_MAX = 64  # records forwarded between turns of other tasks
 
-PostMessage = Callable[[bytes, Any, Priority], bool]  # posts to a direct link; False: none exists, or its queue is full
+# Queues a message on a direct link; False: no such link exists, or its queue is full.
+PostMessage = Callable[[bytes, Any, Priority], bool]
 
 
 def _take_token(budget: TokenBucket, now: float) -> bool:
-    """Spend one unit if it is available, and return whether it was."""
+    """Spend one token of `budget` if it has no debt, and return whether the token was spent."""
     if budget.wait_seconds(now) > 0:
         return False
     budget.spend(1)
@@ -81,11 +87,11 @@ class CircuitQueue:
     source: bytes
     target: bytes
     priority: Priority
-    account: MemoryAccount  # account of the source, which is charged for the queue
-    credit: int  # bytes that the target accepts now
+    account: MemoryAccount  # account of `source`, which pays for the queue
+    credit: int  # bytes that `target` accepts now
     queue: deque[bytes] = field(default_factory=deque)
     waiting: int = 0  # bytes in `queue`
-    owed_credit: int = 0  # bytes passed on, without credit to the source yet
+    owed_credit: int = 0  # bytes forwarded for which `source` has not received credit yet
 
     def push(self, record: bytes) -> None:
         self.queue.append(record)
@@ -110,17 +116,17 @@ class Circuit:
 
 
 class StartTimeFairQueue:
-    """The lanes of one priority with a record and credit for it, in the order of start-time fair queueing.
+    """The relay's order of the lanes of one priority: start-time fair queueing of all lanes that have a record and credit for it.
 
     Members take turns by bytes, regardless of the number of their circuits. The lanes of a member take turns by records. The
     algorithm is of Goyal, Vin and Cheng (Start-time Fair Queuing, SIGCOMM 1996).
     """
 
     def __init__(self, first_share: float) -> None:
-        self.first = _byte_bucket(RELAY_BYTES_PER_SECOND * first_share)  # budget that precedes the other priorities
-        self._ready: dict[bytes, dict[CircuitQueue, None]] = {}  # member -> its ready lanes
-        self._at: dict[bytes, float] = {}  # member -> start of its next record, in virtual bytes
-        self._now = 0.0  # start of the last record
+        self.first = _byte_bucket(RELAY_BYTES_PER_SECOND * first_share)  # budget within which this priority precedes others
+        self._ready: dict[bytes, dict[CircuitQueue, None]] = {}  # member -> its lanes that have a record and credit for it
+        self._at: dict[bytes, float] = {}  # member -> start of its next record, in virtual bytes of the algorithm
+        self._now = 0.0  # start of the last forwarded record, in virtual bytes
 
     def add(self, lane: CircuitQueue) -> None:
         if lane.source not in self._ready:
@@ -134,13 +140,13 @@ class StartTimeFairQueue:
             self._ready.pop(lane.source, None)
 
     def next_queue(self, now: float) -> tuple[CircuitQueue | None, float]:
-        """Return the lane of the next record, or None and the time when one may be sent."""
+        """Return the lane of the next record and `now`, or None and the time when a record may be sent."""
         wake, members = math.inf, sorted(self._ready, key=self._at.__getitem__)
         for position, member in enumerate(members):
             for lane in self._ready[member]:
                 wait = lane.circuit.budget.wait_seconds(now)
                 if wait == 0:
-                    for other in members[:position]:  # Members with waiting circuits save no turns.
+                    for other in members[:position]:  # Members whose circuits have to wait save no turns.
                         self._at[other] = self._at[member]
                     return lane, now
                 wake = min(wake, now + wait)
@@ -157,8 +163,8 @@ class StartTimeFairQueue:
 class CircuitRelay:
     """The circuits and reservations of a relay.
 
-    `serves(peer)` returns whether the relay forwards for a peer, and `takes()` whether it accepts reservations. `refuse(reason)`
-    counts refusals. `account(peer)` returns the memory account of a peer.
+    `serves(peer)` returns whether the relay forwards for a peer, and `takes()` whether the relay accepts reservations.
+    `refuse(reason)` counts refusals. `account(peer)` returns the memory account of a peer.
     """
 
     def __init__(
@@ -173,9 +179,10 @@ class CircuitRelay:
         self._reservations: set[bytes] = set()
         self._circuits: dict[bytes, Circuit] = {}
         self._of_peer: Counter[bytes] = Counter()
-        self._turns = tuple(map(StartTimeFairQueue, PRIORITY_SHARES))  # by priority
+        self._turns = tuple(map(StartTimeFairQueue, PRIORITY_SHARES))  # the ready lanes, by priority
         self._budget = _byte_bucket(RELAY_BYTES_PER_SECOND)
-        self._asking: OrderedDict[bytes, tuple[TokenBucket, TokenBucket]] = OrderedDict()  # member -> reservations, openings
+        # Member -> budgets of its reservations and of its openings of circuits.
+        self._asking: OrderedDict[bytes, tuple[TokenBucket, TokenBucket]] = OrderedDict()
 
     @property
     def reservations(self) -> RelayReservations:
@@ -226,7 +233,7 @@ class CircuitRelay:
         self._reservations = {peer for peer in self._reservations if self._serves(peer)}
 
     def _is_served(self, circuit: Circuit) -> bool:
-        """Return whether both ends are members. If not, close the circuit."""
+        """Return whether both ends of a circuit are members. If not, close the circuit."""
         if all(map(self._serves, circuit.ends)):
             return True
         self._refuse("relay-not-member")
@@ -255,7 +262,7 @@ class CircuitRelay:
             or len(self._circuits) >= CIRCUITS_MAX
             or of_pair >= CIRCUITS_PER_PAIR_MAX
         )
-        # A name that is in use is a fault, since two random names of 128 bits never collide.
+        # An id that is in use is an error of the opener, since two random ids of 128 bits never collide.
         return "relay-full" if crowded or message.circuit in self._circuits else ""
 
     def on_message(self, peer: bytes, message: CircuitData | CircuitCredit | CloseCircuit) -> None:
@@ -282,10 +289,10 @@ class CircuitRelay:
                 self._post(other, CloseCircuit(circuit.circuit_id, message.reason), Priority.VOTE)
 
     def forward_records(self, now: float) -> float:
-        """Forward the records that may be sent now, and return the time of the next call.
+        """Forward the records that may be sent now, and return the time at which to call this again.
 
-        The time is `now` if more could be sent, but other tasks get a turn. Votes of all members come first, then control, then
-        bulk. Votes and control beyond their share come last.
+        The time is `now` if more records could be sent, but other tasks get a turn first. Votes of all members come first, then
+        control, then bulk. Votes and control above their PRIORITY_SHARES come last.
         """
         for _ in range(FORWARDED_AT_ONCE_MAX):
             if (wait := self._budget.wait_seconds(now)) > 0:
@@ -298,7 +305,7 @@ class CircuitRelay:
         return now
 
     def _next(self, now: float) -> tuple[CircuitQueue | None, float]:
-        """Return the lane of the next record, or None and the time when one may be sent."""
+        """Return the lane of the next record and `now`, or None and the time when a record may be sent."""
         wake = math.inf
         first = [turns for turns in self._turns if turns.first.wait_seconds(now) == 0]
         for turns in (*first, *(turns for turns in reversed(self._turns) if turns not in first)):
@@ -319,7 +326,7 @@ class CircuitRelay:
         self._budget.spend(size)
         turns = self._turns[lane.priority]
         turns.charge_member(lane.source, size)
-        turns.remove(lane)  # If the lane has more records, it goes behind the others.
+        turns.remove(lane)  # A lane with more records is added behind the other lanes.
         self._mark_ready(lane)
         if not self._post(lane.target, CircuitData(lane.circuit.circuit_id, lane.priority, record), lane.priority):
             self._close(lane.circuit, "relay-full")
@@ -328,7 +335,7 @@ class CircuitRelay:
             lane.owed_credit = 0
 
     def _mark_ready(self, lane: CircuitQueue) -> None:
-        """Add a lane to its queue if it has a record and enough credit."""
+        """Add a lane to the queue of its priority if it has a record and enough credit for it."""
         if lane.queue and lane.credit >= len(lane.queue[0]):
             self._turns[lane.priority].add(lane)
 

@@ -1,15 +1,15 @@
 """The session between the two ends of a circuit, whose records pass through a relay. Sans-IO.
 
 The handshake is that of a direct link, with the circuit's name in the prologue. Then each priority is a lane with its own cipher.
-So the relay can let a vote overtake bulk, but any attempt to read, change, repeat or drop a record fails or is noticed. Input and
-output of the session are single records: a byte with the lane, then the bytes for the relay.
+So the relay can let a vote overtake bulk. It cannot read a record, and a changed, repeated or dropped one is noticed. Input and
+output of the session are single records: a byte with the lane, then the bytes that the relay forwards.
 
 A relay may withhold one lane and forward others (`RelayWatchdog`):
 
 | lane | counts as withheld if the peer reports no new bytes |
 |---|---|
 | votes | for SILENT_SECONDS, since a ping is sent each second |
-| control, bulk | for WITHHELD_SECONDS, while bytes are under way |
+| control, bulk | for WITHHELD_SECONDS, while sent bytes are not reported as arrived |
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from protocol.limits import CIRCUIT_RECORD_BYTES_MAX
 from transport.wire.framing import TAG_BYTES, ByPriority, Message, Priority
 from transport.wire.noise_session import CipherState, KeyPair, NoiseSession, PeerAuthenticated
 
-CREDIT_BYTES_MIN: Final = 1 << 10  # With less credit nothing is sent, since small records are inefficient.
+CREDIT_BYTES_MIN: Final = 1 << 10  # bytes of credit below which a lane sends nothing, since small records are inefficient
 
 
 class CircuitSession(NoiseSession):
@@ -53,7 +53,7 @@ class CircuitSession(NoiseSession):
         self._credit = credit
         self._sealing: Sequence[CipherState] = ()
         self._opening: Sequence[CipherState] = ()
-        self._lane = Priority.VOTE  # lane of the record being read
+        self._lane = Priority.VOTE  # lane of the record that is being decrypted
 
     def receive(self, data: bytes) -> list[PeerAuthenticated | Message]:
         self._lane = Priority(data[0])
@@ -66,7 +66,7 @@ class CircuitSession(NoiseSession):
     def data_to_send(self, frame_bytes: int = CIRCUIT_RECORD_BYTES_MAX - TAG_BYTES) -> bytes:
         data, self._ready = self._ready, b""
         if data:
-            return bytes([Priority.VOTE]) + data  # No other lane overtakes it.
+            return bytes([Priority.VOTE]) + data  # Handshake bytes use the lane that no other lane overtakes.
         lane = None if self._dead or not self._sealing else self.next_priority()
         if lane is None:
             return b""
@@ -88,16 +88,18 @@ class CircuitSession(NoiseSession):
         return list(self.inbox.receive_frame(self._opening[self._lane].decrypt(record)))
 
 
-SILENT_SECONDS: Final = 2.0  # silence of two pings, after which another relay is reserved or another circuit opened
-WITHHELD_SECONDS: Final = 8.0  # An uplink of 2 Mbit/s carries one record of each of 64 circuits in four seconds.
+# Silence of a relay (two pings) after which this peer reserves another relay or opens another circuit.
+SILENT_SECONDS: Final = 2.0
+WITHHELD_SECONDS: Final = 8.0  # timeout of arrival; 2 Mbit/s carry a record of each of 64 circuits in four seconds
 
 
 class RelayWatchdog:
-    """A detector of lanes that a relay withholds, in one direction of a circuit, at its sender."""
+    """A detector of lanes that a relay withholds. It watches one direction of a circuit, at the sender."""
 
     def __init__(self, now: float) -> None:
-        self._arrived = [0, 0, 0]  # bytes by lane
-        self._since = [now, now, now]  # by lane, time of the last report of new bytes, or the last time with nothing under way
+        self._arrived = [0, 0, 0]  # arrived bytes by lane, as the peer reports
+        # By lane, time of the last report of new bytes, or the last time when all sent bytes had arrived.
+        self._since = [now, now, now]
 
     def on_arrived(self, arrived: ByPriority, now: float) -> None:
         for lane in Priority:
@@ -107,7 +109,7 @@ class RelayWatchdog:
     def is_withholding(self, sent: ByPriority, now: float, *, listens: bool) -> bool:
         """Return whether the relay withholds a lane. Call this a few times a second.
 
-        `listens`: the reports of the peer are being read. Otherwise nothing is known.
+        `listens`: this peer reads the reports of arrival. While it does not, the timeouts do not run.
         """
         for lane in Priority:
             if not listens or (lane is not Priority.VOTE and sent[lane] <= self._arrived[lane]):

@@ -1,9 +1,11 @@
-"""Links through relays: this peer's reservations, its circuits to other peers, and its own work as a relay.
+"""Links through relays: this peer's reservations, its circuits to other peers, and its service as a relay for others.
 
 A peer that cannot be dialed makes reservations at two members that it has dialed. Each relay announces its reservations to its
-links. A peer without a link to such a peer opens a circuit to it. Both ends use the circuit as a link until a direct one exists.
+links. A peer that is not linked to a peer with a reservation opens a circuit to it. Both ends use the circuit as a link until a
+direct link exists.
 
-Delivery is reported by the receiver, which may lie. So a failed circuit does not prove that its relay is faulty:
+Delivery is reported by the receiver, which may be faulty. So a failed circuit does not prove that its relay is faulty. The relay
+only moves to the end of the order:
 
 | circuits over a relay                                            | the relay is chosen last                          |
 |------------------------------------------------------------------|---------------------------------------------------|
@@ -43,40 +45,41 @@ from transport.wire.framing import MESSAGE_OVERHEAD_BYTES, Priority
 
 log = logging.getLogger(__name__)
 
-RESERVATIONS = 2  # reservations of a peer, since one relay may disappear
+RESERVATIONS = 2  # reservations that a peer makes: two, since one relay may disappear
 CHECK_SECONDS = 0.25  # interval of checks of reservations, circuits and announcements
-RESERVE_SECONDS = 2.0  # timeout of the relay's answer, before another relay is asked
-REFUSED_SECONDS = 5.0  # pause before a relay that refused is asked again, since it may not know yet that this peer is a member
-PING_SECONDS = 1.0  # silence after which a relay in use is pinged, earlier than other links
-# Rate of announcements of reservations to all links, after ANNOUNCEMENTS_BURST, since many peers may reserve and cancel.
+RESERVE_SECONDS = 2.0  # timeout of a relay's answer to a request for a reservation; then another relay is asked
+REFUSED_SECONDS = 5.0  # pause before a relay that refused is asked again: it may not know yet that this peer is a member
+PING_SECONDS = 1.0  # silence after which a relay in use is pinged; other links are pinged later
+# Announcements of reservations per second, after ANNOUNCEMENTS_BURST: many peers may reserve and cancel.
 ANNOUNCEMENTS_PER_SECOND = 1.0
-ANNOUNCEMENTS_BURST = 8  # immediate announcements: all peers that have lost a relay ask the new one
-GRACE_SECONDS = 0.5  # time for a direct link to appear; three times as long for the larger key of two
+ANNOUNCEMENTS_BURST = 8  # announcements without a pause: all peers that have lost a relay ask another one
+GRACE_SECONDS = 0.5  # wait for a direct link before a circuit is opened; three times as long at the end with the larger key
 RETRY_SECONDS = 0.25  # the largest pause before a retry, doubled by each failure; the pause is random
 RETRY_SECONDS_MAX = 10.0
-STABLE_SECONDS = 30.0  # duration after which a circuit counts as a success, and clears the failures of its relay with this peer
-BLAMES_MIN = 2  # members with failures, so that one false report of deliveries does not discredit a relay for others
-OPENING_MAX = 16  # circuits in a handshake that this peer opens, and that others open over each relay
-ENDS_MAX = 256  # circuits with an end here
+STABLE_SECONDS = 30.0  # seconds after which a circuit counts as a success, and clears the failures of its relay with this peer
+BLAMES_MIN = 2  # members with failed circuits that discredit a relay for others; one false report of delivery must not suffice
+OPENING_MAX = 16  # circuits in a handshake: opened by this peer, and likewise opened by others over each relay
+ENDS_MAX = 256  # circuits that end at this peer
 
 ServeCircuit = Callable[["CircuitStream", bytes], Awaitable[None]]  # (stream, peer); returns at the end of the circuit
 
 
 class CircuitStream:
-    """One end of a circuit. Its input and output are records of `transport.relay.circuit_session`."""
+    """This peer's end of a circuit, as a byte stream. It reads and writes records of `transport.relay.circuit_session`."""
 
     def __init__(self, name: bytes, carrier: PeerLink, opens: bool) -> None:
         self.circuit_id, self.carrier, self.is_opener = name, carrier, opens
-        self.link: PeerLink | None = None  # set when the handshake is complete and both ends use the link
-        self.failed = False  # Bytes were withheld, so another relay should take over.
-        self.account, self._held = carrier.memory_account, 0  # account for records: the relay's, later that of the link
+        self.link: PeerLink | None = None  # set when the handshake is complete and each end uses the link
+        self.failed = False  # The relay withheld bytes or was silent, so a circuit over another relay is needed.
+        # Account for records: first that of the relay's link, later that of `link`.
+        self.account, self._held = carrier.memory_account, 0
         self.ended = False
         self.credited: Callable[[], None] = lambda: None
         self.credit = list(WINDOW_BYTES)
         self._arrived: tuple[deque[bytes], ...] = (deque(), deque(), deque())
-        self._unread = [0, 0, 0]  # received bytes without credit to the relay yet
-        self._read = [0, 0, 0]  # bytes of `_unread` that were read
-        self._last = (Priority.VOTE, 0)  # lane and size of the record in progress
+        self._unread = [0, 0, 0]  # received bytes by lane for which the relay has not received credit
+        self._read = [0, 0, 0]  # bytes of `_unread` that the session has read, by lane
+        self._last = (Priority.VOTE, 0)  # lane and size of the record that the session handles now
         self._news = trio.Event()
 
     def on_credit(self, message: CircuitCredit) -> None:
@@ -101,7 +104,7 @@ class CircuitStream:
         self.account.add_bytes(size)
 
     def switch_account(self, account: MemoryAccount) -> None:
-        """Charge the memory of this end to another account from now on."""
+        """Charge the queued records to another account from now on."""
         self.account.add_bytes(-self._held)
         self.account = account
         account.add_bytes(self._held)
@@ -114,7 +117,7 @@ class CircuitStream:
         self._news.set()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Return the next record, of the first lane with one; empty at the end."""
+        """Return the next record, from the first lane that has one. Return empty bytes at the end of the circuit."""
         await trio.lowlevel.checkpoint()
         self._give_credit()
         while not self.ended:
@@ -129,7 +132,7 @@ class CircuitStream:
         return b""
 
     def _give_credit(self) -> None:
-        """Give credit for the previous record, which is finished when the next one is read."""
+        """Give the relay credit for the previous record, which is handled when the next record is read."""
         lane, size = self._last
         self._last = (lane, 0)
         self._read[lane] += size
@@ -154,20 +157,20 @@ class CircuitStream:
 
 @dataclass(slots=True)
 class _CircuitDemand:
-    """The need of a circuit to a peer that has no link, or a link over a silent relay."""
+    """The need for a circuit to a peer without a link, or whose link leads over a failing relay, and the attempts so far."""
 
     since: float
     tries: int = 0
     next_at: float = 0.0
-    opened: bool = False  # This peer has opened a circuit that has not ended.
+    opened: bool = False  # True while a circuit that this peer has opened for the demand exists.
 
 
 class RelayClient:
-    """The relays and circuits of a peer.
+    """The relays that this peer uses, the circuits that end at it, and its own service as a relay.
 
-    `serves(peer)` returns whether a peer is a member, which this peer relays for and may use as a relay. `relaying` is its own
-    mode as a relay. `reachable()` returns its reachability: only a RELAYED peer needs relays. `changed(relays)` is called at each
-    check with the relays in use.
+    `serves(peer)` returns whether a peer is a member: this peer relays only for members, and uses only members as relays.
+    `relaying` is this peer's own mode as a relay. `reachable()` returns this peer's reachability: only a RELAYED peer needs
+    relays. `changed(relays)` is called at each check with the relays in use.
     """
 
     def __init__(
@@ -187,12 +190,12 @@ class RelayClient:
         self._serves, self._relaying, self._reachable = serves, relaying, reachable
         self._refuse, self._random, self._changed = refuse, random, changed
         self.relay = CircuitRelay(self._post, serves, self._accepts_reservations, refuse, lambda peer: links[peer].memory_account)
-        self._offers: dict[bytes, frozenset[bytes]] = {}  # relay -> peers with a reservation there
+        self._offers: dict[bytes, frozenset[bytes]] = {}  # relay -> peers that have a reservation at that relay
         self._asked: dict[bytes, float] = {}  # relay -> time of this peer's request for a reservation
-        self._refused: dict[bytes, float] = {}  # relay -> time of the next request
-        self._failures: defaultdict[bytes, Counter[bytes]] = defaultdict(Counter)  # relay -> failures by peer
-        self._missing: dict[tuple[bytes, bytes | None], _CircuitDemand] = {}  # by peer and its silent relay
-        self._silent: set[bytes] = set()  # relays in use that are silent
+        self._refused: dict[bytes, float] = {}  # relay that refused -> earliest time of the next request to it
+        self._failures: defaultdict[bytes, Counter[bytes]] = defaultdict(Counter)  # relay -> failed circuits by peer
+        self._missing: dict[tuple[bytes, bytes | None], _CircuitDemand] = {}  # (peer, its failing relay or None) -> demand
+        self._silent: set[bytes] = set()  # relays in use by this peer that are silent
         self._ends: dict[bytes, CircuitStream] = {}
         self._told: RelayReservations | None = None
         self._tellings = TokenBucket(ANNOUNCEMENTS_PER_SECOND, ANNOUNCEMENTS_BURST)
@@ -216,7 +219,7 @@ class RelayClient:
             link.queue_message(self.relay.reservations, Priority.CONTROL)
 
     def on_unlinked(self, link: PeerLink) -> None:
-        """Handle the end of a direct link, which ends all circuits over it."""
+        """Handle the end of a direct link. All circuits over that link end too."""
         self.relay.on_unlinked(link.peer)
         self._offers.pop(link.peer, None)
         self._asked.pop(link.peer, None)
@@ -255,7 +258,7 @@ class RelayClient:
             stream.end_stream()
 
     def _find_silent_relays(self, now: float) -> None:
-        """Find the silent relays in use, since a relay without power does not close its connections."""
+        """Update the set of silent relays, and ping quiet ones. A relay that loses power does not close its connections."""
         self._silent.clear()
         for relay in {*self._asked, *(stream.carrier.peer for stream in self._ends.values())} & self._links.keys():
             seconds = self._links[relay].failure_detector.silent_seconds(now)
@@ -283,17 +286,23 @@ class RelayClient:
         for relay in sorted(usable, key=self._rank)[: max(0, RESERVATIONS - len(heard))]:
             if self._post(relay, ReserveRelay(True), Priority.CONTROL):
                 self._asked[relay] = now
-        for relay in heard[RESERVATIONS:]:  # A silent relay is back, so one is superfluous.
+        for relay in heard[RESERVATIONS:]:  # A silent relay has answered again, so one reservation is too many.
             self._post(relay, ReserveRelay(False), Priority.CONTROL)
             del self._asked[relay]
 
     def _active_relays(self) -> tuple[bytes, ...]:
-        """Return the relays that forward to this peer, silent ones only if there are too few others."""
+        """Return the relays at which this peer has a reservation.
+
+        A silent relay is among them only if fewer than RESERVATIONS others exist.
+        """
         forwarding = [relay for relay in self._asked if self._me in self._offers.get(relay, ())]
         return tuple(sorted(sorted(forwarding, key=self._rank)[:RESERVATIONS]))
 
     def _rank(self, relay: bytes, peer: bytes = b"") -> tuple[bool, int, bool, bytes]:
-        """Return a sort key of a relay for circuits to `peer`, or for reservations. A hash spreads peers over the relays."""
+        """Return a sort key of a relay for circuits to `peer`, or without `peer` for reservations.
+
+        A hash spreads peers over the relays.
+        """
         spread = hashlib.sha256(self._me + relay).digest()
         return relay in self._silent, self._failures[relay][peer], self._is_blamed(relay), spread
 
@@ -320,7 +329,10 @@ class RelayClient:
                 nursery.start_soon(self._dial, peer, min(relays, key=partial(self._rank, peer=peer)), missing)
 
     def _failing_circuits(self, now: float) -> dict[bytes, bytes]:
-        """Return the relays that withhold bytes or are silent, by the peers that are linked over them."""
+        """Return the peers that are linked over a failing relay, with that relay.
+
+        A failing relay withholds bytes or is silent.
+        """
         failing = dict[bytes, bytes]()
         for stream in self._ends.values():
             link = stream.link
@@ -343,7 +355,7 @@ class RelayClient:
         await self._serve_end(stream, peer)
         now = trio.current_time()
         missing.tries = 0 if stream.link else missing.tries + 1
-        if not stream.failed:  # Otherwise `_failing_circuits` has counted it.
+        if not stream.failed:  # A failed circuit was counted by `_failing_circuits`.
             failed = self._failures[relay].pop(peer, 0) + 1
             if stream.link is None or now - start < STABLE_SECONDS:
                 self._failures[relay][peer] = failed
@@ -362,13 +374,13 @@ class RelayClient:
     def _refusal_reason(self, relay: PeerLink, message: IncomingCircuit) -> str | None:
         if relay.peer not in self._asked or message.circuit in self._ends:
             return "circuit-unasked"
-        if not self._serves(message.peer):  # A relay may name any key.
+        if not self._serves(message.peer):  # The relay may name any key.
             return "relay-not-member"
         crowded = self._half_open(relay) >= OPENING_MAX or len(self._ends) >= ENDS_MAX
         return "too-many-links" if crowded else None
 
     def _half_open(self, carrier: PeerLink | None = None) -> int:
-        """Count circuits in a handshake: those of others over this link, or those that this peer opens if it is None."""
+        """Count circuits in a handshake that others opened over `carrier`, or if it is None, that this peer opened."""
         return sum(
             stream.link is None and carrier is (None if stream.is_opener else stream.carrier) for stream in self._ends.values()
         )
@@ -415,6 +427,6 @@ class RelayClient:
                 link.queue_message(reservations, Priority.CONTROL)
 
     def _post(self, peer: bytes, message: Any, priority: Priority) -> bool:
-        """Queue a message on a direct link, since a circuit never passes through two relays."""
+        """Queue a message on a direct link, and return whether it was queued. A circuit never passes through two relays."""
         link = self._links.get(peer)
         return link is not None and link.relay is None and link.queue_message(message, priority)

@@ -1,10 +1,11 @@
 """A failure detector for one link. Sans-IO; time is an argument.
 
-A peer is suspected after a fixed silence, or after a longer one if earlier silences of its link were nearly as long. The bound is
-that of the φ accrual failure detector (Hayashibara, Défago, Yared and Katayama, SRDS 2004) for normally distributed silences.
-There φ(t) = −log10 P(a silence lasts longer than t), and φ ≥ 8 exactly if t ≥ mean + 5.61 standard deviations.
+A peer is suspected after a fixed silence, or after a longer silence if earlier silences of its link were nearly as long as the
+fixed one. The bound follows the φ accrual failure detector (Hayashibara, Défago, Yared and Katayama, SRDS 2004) for normally
+distributed silences. The paper defines φ(t) = −log10 P(a silence lasts longer than t), and φ ≥ 8 exactly if t ≥ mean + 5.61
+standard deviations.
 
-Silence is counted only while this peer reads the link. A link that is not read tells nothing about its peer.
+Silence is counted only while this peer reads the link. While a link is not read, its peer may be sending.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from collections import deque
 from dataclasses import dataclass
 
 PING_SECONDS = 5.0  # default of the setting `ping_seconds`
-SUSPECT_SECONDS = 15.0  # default of the setting `suspect_seconds`: three pings
-# With three pings only, a network of seven peers that loses a fifth of its pings would have a dozen suspicions per hour.
+SUSPECT_SECONDS = 15.0  # default of the setting `suspect_seconds`: three pings, and faster pings after an unanswered one
+# Without faster pings, a network of seven peers that loses a fifth of its pings would have a dozen suspicions per hour.
 PROBE_SECONDS = 1.0  # interval of pings after an unanswered one
-DEVIATIONS = 5.61  # standard deviations, exceeded with probability 1e-8 by a normal distribution: φ = 8, as in the paper
-SILENCES_KEPT = 200  # silences in the history: a quarter of an hour of pings
-SILENCES_MIN = 30  # silences of two minutes; fewer give no useful deviation
-SILENCE_SECONDS_MIN = 1.0  # Shorter silences are not recorded. Otherwise gaps between frames of bulk would replace all others.
-SUSPECT_FACTOR_MAX = 2.0  # multiple of the fixed silence, even for a peer that is often silent
-IDLE_FACTOR = 2.5  # multiple of the fixed silence, after which the link ends
+# Standard deviations above the mean: φ = 8, as in the paper; a normal distribution exceeds them with probability 1e-8.
+DEVIATIONS = 5.61
+SILENCES_KEPT = 200  # silences in the history of a link: a quarter of an hour of pings
+SILENCES_MIN = 30  # silences needed for a deviation: two minutes of pings; fewer give no useful deviation
+SILENCE_SECONDS_MIN = 1.0  # shorter silences are not recorded, or gaps between bulk frames would replace the others
+SUSPECT_FACTOR_MAX = 2.0  # the longest bound, as a multiple of the fixed silence, even for a peer that is often silent
+IDLE_FACTOR = 2.5  # silence after which the link ends, as a multiple of the fixed silence
 
 assert SUSPECT_FACTOR_MAX < IDLE_FACTOR, "a peer is suspected before its link ends"
 
@@ -36,12 +38,12 @@ class KeepaliveConfig:
 
     @property
     def idle_seconds(self) -> float:
-        """Silence after which a link is closed."""
+        """Seconds of silence after which a link is closed."""
         return IDLE_FACTOR * self.suspect_seconds
 
 
 class LinkFailureDetector:
-    """The current silence of one link, and its bound."""
+    """The failure detector of one link: its current silence, and the silence from which its peer is suspected."""
 
     def __init__(self, pace: KeepaliveConfig, now: float) -> None:
         self._pace = pace
@@ -55,7 +57,7 @@ class LinkFailureDetector:
     def record_arrival(self, now: float) -> None:
         """End the silence. A new one begins at `resume_listening`, after the message is handled."""
         seconds, self._since = self.silent_seconds(now), None
-        # An outage is left out of the history, as in Akka. Otherwise the next one would be detected late.
+        # The history omits outages, as in Akka. Otherwise the next outage would be detected late.
         if SILENCE_SECONDS_MIN <= seconds < self.suspect_seconds:
             self._usual.append(seconds)
             self.suspect_seconds = self._suspicion_timeout()

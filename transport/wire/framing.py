@@ -17,26 +17,27 @@ from protocol.errors import RemoteProtocolError
 from protocol.limits import FRAME_BYTES_MAX, MESSAGE_BYTES_MAX
 from transport.quotas.memory_quota import MemoryAccount
 
-TAG_BYTES = 16  # Poly1305
+TAG_BYTES = 16  # bytes of Poly1305's authentication tag
 FRAME_PLAINTEXT_MAX = min(FRAME_BYTES_MAX, 65535) - TAG_BYTES  # A Noise message has at most 65535 bytes.
-MESSAGE_OVERHEAD_BYTES = 64  # bytes charged for each queued message, which bounds empty ones too
+# Bytes charged for each queued message besides its length, so that the number of empty messages is bounded too.
+MESSAGE_OVERHEAD_BYTES = 64
 
-ByPriority = tuple[int, int, int]  # indexed by Priority
+ByPriority = tuple[int, int, int]  # one number per Priority, which is the index
 
 _RECORD = struct.Struct(">BH")
 _MORE = 0b1000
-_FRAGMENT_BYTES_MIN = 512  # least free bytes of a frame to begin a message, since small fragments are inefficient
+_FRAGMENT_BYTES_MIN = 512  # least free bytes of a frame in which another message begins, since small fragments are inefficient
 
 
 class Priority(enum.IntEnum):
     """Priorities of messages. A frame is filled with votes first, then control, then bulk."""
 
-    VOTE = 0  # messages for decisions, which are never dropped: a peer that is too slow loses the connection
+    VOTE = 0  # messages for decisions, never dropped: a peer that receives too slowly loses its connection
     CONTROL = 1
     BULK = 2
 
 
-# Queued bytes for one peer, by priority. Each queue must hold at least one message of the largest size.
+# Limits of the queued bytes for one peer, by priority. Each queue must have room for one message of the largest size.
 QUEUE_BYTES_MAX: Mapping[Priority, int] = {
     Priority.VOTE: 2 * MESSAGE_BYTES_MAX,
     Priority.CONTROL: 2 * MESSAGE_BYTES_MAX,
@@ -45,8 +46,8 @@ QUEUE_BYTES_MAX: Mapping[Priority, int] = {
 
 
 class Channel(enum.IntEnum):
-    APPLICATION = 0  # opaque to transport
-    LINK = 1  # messages of transport itself
+    APPLICATION = 0  # messages that transport does not interpret
+    LINK = 1  # messages of the link itself, which transport handles
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,11 @@ class Message:
 
 
 class Outbox:
-    """The queued messages for one peer. They are put into frames only on request."""
+    """The queued messages for one peer. They are put into frames only by `next_frame`."""
 
     def __init__(self) -> None:
         self._queues: tuple[deque[tuple[Channel, bytes]], ...] = (deque(), deque(), deque())
-        self._offsets = [0, 0, 0]  # sent bytes of each queue's first message
+        self._offsets = [0, 0, 0]  # by priority, the bytes of the first message that are already sent
         self._waiting = [0, 0, 0]
         self._sent = [0, 0, 0]
         self.account = MemoryAccount()  # account that is charged for queued bytes
@@ -75,7 +76,7 @@ class Outbox:
 
     @property
     def held(self) -> int:
-        """Queued bytes."""
+        """The number of queued bytes, including MESSAGE_OVERHEAD_BYTES for each message."""
         return sum(self._waiting)
 
     @property
@@ -93,7 +94,10 @@ class Outbox:
         return True
 
     def finish_with(self, channel: Channel, data: bytes) -> None:
-        """Replace all queued messages by a last one, in a priority without a begun message. Without one, send nothing."""
+        """Replace all queued messages by a last message.
+
+        It uses a priority in which no message is sent in part, and is dropped if none exists.
+        """
         whole = [priority for priority in Priority if not self._offsets[priority]]
         self.account.add_bytes(-self.held)
         for queue in self._queues:
@@ -104,7 +108,7 @@ class Outbox:
         self._is_over = True
 
     def withdraw_waiting(self, priority: Priority, unwanted: Callable[[bytes], bool]) -> None:
-        """Remove unwanted messages of a priority, except one that is sent in part."""
+        """Remove the `unwanted` messages of a priority, except a message that is sent in part."""
         queue = self._queues[priority]
         begun = [queue.popleft()] if self._offsets[priority] else []
         kept = [message for message in queue if not unwanted(message[1])]
@@ -116,7 +120,7 @@ class Outbox:
         queue.extend([*begun, *kept])
 
     def move_waiting(self, other: Outbox, priority: Priority) -> None:
-        """Move messages to another outbox while it has room, except one that is sent in part."""
+        """Move messages to another outbox while that has room, except a message that is sent in part."""
         queue = self._queues[priority]
         begun = [queue.popleft()] if self._offsets[priority] else []
         while queue and other.push(*queue[0], priority):
@@ -128,7 +132,8 @@ class Outbox:
     def next_frame(self, capacity: int = FRAME_PLAINTEXT_MAX, priorities: Iterable[Priority] = Priority) -> bytes:
         """Return the plaintext of the next frame, empty if no message is queued.
 
-        A receiver decrypts a frame only when it is complete. So over a slow link, with small frames, no bulk follows a vote.
+        A receiver can decrypt a frame only when all of it has arrived. So on a slow link, where frames are small, no bulk data
+        follows a vote in its frame.
         """
         records: list[bytes | memoryview] = []
         is_small, votes = capacity < FRAME_PLAINTEXT_MAX, self._sent[Priority.VOTE]
@@ -156,7 +161,7 @@ class Outbox:
 
 
 class Inbox:
-    """The receiver of frames, which joins fragments into messages. It holds at most one unfinished message of each priority."""
+    """The receiver of frames, which joins fragments into messages. Each priority has at most one unfinished message."""
 
     def __init__(self) -> None:
         self._partial: list[bytearray | None] = [None, None, None]
@@ -174,7 +179,10 @@ class Inbox:
         return self._received[0], self._received[1], self._received[2]
 
     def receive_frame(self, frame: bytes) -> list[Message]:
-        """Return the messages that `frame` completes. Raises `RemoteProtocolError`, after which the inbox is unusable."""
+        """Return the messages that `frame` completes.
+
+        Raises `RemoteProtocolError` for invalid bytes; then the inbox is unusable.
+        """
         messages: list[Message] = []
         position = 0
         while position < len(frame):

@@ -3,19 +3,21 @@
 The handshake is `Noise_XX_25519_ChaChaPoly_SHA256` of the Noise Protocol Framework, revision 34, with the names of that document.
 
 Both sides begin with an unencrypted preamble: magic, wire version, and a tag of the chain. Peers with different wire versions or
-chains close the connection. The preamble explains to a person *why* two peers do not talk, and is not trusted. The prologue of
-Noise repeats it with the whole chain id, so that the handshake fails if the preamble was changed on the way. The three handshake
-messages have fixed lengths. They are followed by frames: `length u16, ciphertext`.
+chain ids close the connection. The preamble explains to a person *why* two peers do not talk, and is not trusted. The prologue of
+Noise repeats the preamble with the whole chain id, so that the handshake fails if the preamble was changed on the way. The three
+handshake messages have fixed lengths. They are followed by frames: `length u16, ciphertext`.
 
-The encrypted payloads of messages 2 and 3 authenticate the peers. Each has an Ed25519 key and its signature of (context, chain
-id, role, handshake hash). The hash covers the prologue, both ephemeral keys and the ciphertext of the signer's static key. The
-keys that decrypt this ciphertext follow from the two ephemeral keys, so the hash also binds the static key. Therefore:
+The encrypted payloads of messages 2 and 3 authenticate the peers. Each payload contains the sender's Ed25519 key, and its
+signature of (context, chain id, role, handshake hash). The hash covers the prologue, both ephemeral keys and the ciphertext of
+the signer's static key. The keys that decrypt this ciphertext follow from the two ephemeral keys, so the hash also binds the
+static key. Therefore:
 
-- a signature fits one handshake only, since another one has other ephemeral keys and so another hash;
+- a signature is valid in one handshake only, since another handshake has other ephemeral keys and so another hash;
 - a third party cannot put its own identity on a handshake, since the payload is encrypted with keys that need a private key of
   one of the two ends;
-- both ends name each other, or one of them fails. The responder's signature does not name the initiator. But the initiator's does
-  name the responder, whose encrypted identity is in its hash. No third party can write message 3 for ephemeral keys of others;
+- both ends authenticate each other, or one of them fails. The responder's signature does not name the initiator. But the
+  initiator's signature names the responder, whose encrypted identity is in the signed hash. No third party can write message 3
+  for the ephemeral keys of two other peers;
 - the role prevents the reflection of a signature to its author.
 """
 
@@ -37,16 +39,17 @@ from transport.wire.framing import FRAME_PLAINTEXT_MAX, TAG_BYTES, Inbox, Messag
 
 PROTOCOL_NAME: Final = b"Noise_XX_25519_ChaChaPoly_SHA256"
 DH_BYTES: Final = 32
-NONCE_MAX: Final = 2**64 - 1  # nonce that the specification reserves, never used for a message
+NONCE_MAX: Final = 2**64 - 1  # nonce that the Noise specification reserves; no message uses it
 
-_MESSAGES: Final = (  # messages of the pattern XX, section 7.5
+_MESSAGES: Final = (  # tokens of the three messages of the pattern XX (section 7.5)
     ("e",),  # sent by the initiator
     ("e", "ee", "s", "es"),  # sent by the responder
     ("s", "se"),  # sent by the initiator
 )
 
 MAGIC: Final = b"folkmoot"
-CHAIN_TAG_BYTES: Final = 8  # enough to explain a wrong chain to a person; the prologue has the whole chain id
+# Bytes of the chain's tag: enough to explain a wrong chain to a person; the prologue has the whole chain id.
+CHAIN_TAG_BYTES: Final = 8
 PREAMBLE_BYTES: Final = len(MAGIC) + 2 + CHAIN_TAG_BYTES
 IDENTITY_BYTES: Final = 32 + 64  # Ed25519 key and signature
 HANDSHAKE_BYTES: Final = (  # lengths of the three messages
@@ -55,7 +58,7 @@ HANDSHAKE_BYTES: Final = (  # lengths of the three messages
     DH_BYTES + TAG_BYTES + IDENTITY_BYTES + TAG_BYTES,
 )
 LENGTH_BYTES: Final = 2
-_DOMAIN: Final = "noise-identity"  # domain of signatures: no message has this tag
+_DOMAIN: Final = "noise-identity"  # domain of signed handshake hashes: no message's tag equals it
 _ROLES: Final = {True: b"initiator", False: b"responder"}
 
 
@@ -75,7 +78,10 @@ class CipherState:
         self._nonce = nonce
 
     def split_by_priority(self, count: int) -> tuple[CipherState, ...]:
-        """Split a fresh state into lanes with separate nonces, whose messages may overtake each other (section 11.4)."""
+        """Split an unused state into one state per lane.
+
+        Lanes have separate nonces, so that messages of one lane may overtake those of another (section 11.4).
+        """
         assert self._nonce == 0, "these nonces are in use"
         return tuple(CipherState(self._key, lane * (NONCE_MAX // count)) for lane in range(count))
 
@@ -125,7 +131,10 @@ class SymmetricState:
 
 
 class HandshakeState:
-    """One side of one handshake. Call `write_message` and `read_message` in turn until `complete`, then `split` once."""
+    """The state of a handshake at one end.
+
+    Call `write_message` and `read_message` in turn until `complete`, then `split` once.
+    """
 
     def __init__(self, *, initiator: bool, prologue: bytes, static: KeyPair, ephemeral: KeyPair) -> None:
         self._initiator = initiator
@@ -141,7 +150,7 @@ class HandshakeState:
         return self._step == len(_MESSAGES)
 
     def write_message(self, payload: Callable[[bytes], bytes]) -> bytes:
-        """Return the next message. `payload` gets the handshake hash over all before it, with the keys of this message."""
+        """Return the next handshake message. `payload` makes its payload from the hash of the handshake before the payload."""
         if self.complete or self._initiator_writes() != self._initiator:
             raise LocalProtocolError("it is not our turn in the handshake")
         message = b"".join([self._write_token(token) for token in _MESSAGES[self._step]])
@@ -150,7 +159,7 @@ class HandshakeState:
         return message
 
     def read_message(self, message: bytes) -> tuple[bytes, bytes]:
-        """Return the payload, and the handshake hash over all before it. Raises `RemoteProtocolError`."""
+        """Return the payload, and the hash of the handshake before it. Raises `RemoteProtocolError` for an invalid message."""
         if self.complete or self._initiator_writes() == self._initiator:
             raise LocalProtocolError("it is not the peer's turn in the handshake")
         for token in _MESSAGES[self._step]:
@@ -198,14 +207,17 @@ class HandshakeState:
             raise RemoteProtocolError("truncated", "a handshake message is too short")
 
     def _mix_dh(self, token: str) -> None:
-        """Mix in a shared secret. At both ends `es` is of the initiator's ephemeral and the responder's static key."""
+        """Mix a shared secret into the keys.
+
+        The token `es`, at either end, means the initiator's ephemeral and the responder's static key.
+        """
         mine = token[0] if self._initiator else token[1]
         theirs = token[1] if self._initiator else token[0]
         key_pair = self._e if mine == "e" else self._s
         public = self._re if theirs == "e" else self.remote_static
         try:
             self._symmetric.mix_key(bindings.crypto_scalarmult(key_pair.private, public))
-        except SodiumError:  # libsodium rejects an all-zero secret, which only the other side can cause.
+        except SodiumError:  # libsodium rejects an all-zero secret, which only the peer can cause.
             raise RemoteProtocolError("low-order-key", "a public key of small order") from None
 
 
@@ -222,17 +234,18 @@ def chain_tag(chain_id: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class PeerAuthenticated:
-    """The peer has proven its key, and no third party can read or write on this connection."""
+    """The event that the peer has proven its key. From now on, no third party can read or write on this connection."""
 
     peer: bytes
-    incarnation: bytes  # the peer's static Noise key, which is new at each start of the peer
+    incarnation: bytes  # the peer's static Noise key, which is new at each start of its process
 
 
 class NoiseSession:
     """One side of an encrypted connection.
 
-    `expected` is the only accepted key of the peer, if any. `context` is a part of the prologue, so that both ends agree on the
-    transport. Key pairs are arguments, since the core has no randomness. The ephemeral one must be new for each session.
+    `expected` is the only accepted key of the peer; None accepts any. `context` is a part of the prologue, so that both ends
+    agree on the transport. Key pairs are arguments, since this module has no source of randomness. The ephemeral key pair must be
+    new for each session.
     """
 
     def __init__(
@@ -253,10 +266,11 @@ class NoiseSession:
         self._initiator, self._expected, self._context = initiator, expected, context
         self._verifier = verifier or Ed25519Verifier()
         self._static, self._ephemeral = static, ephemeral
-        self._ciphers: tuple[CipherState, CipherState] | None = None  # ciphers to send and to receive
+        # (cipher to send, cipher to receive); None: the handshake is not complete.
+        self._ciphers: tuple[CipherState, CipherState] | None = None
         self._buffer = bytearray()
         self._next: Callable[[], list[PeerAuthenticated | Message] | None] = self._read_preamble
-        self._step = 0  # step of the handshake
+        self._step = 0  # number of the next handshake message
         self._dead = False
         self._ready = b""
         if initiator:
@@ -277,7 +291,7 @@ class NoiseSession:
         return events
 
     def receive_eof(self) -> None:
-        """Record that the peer has closed its side. Raises `RemoteProtocolError` if a handshake or frame is incomplete."""
+        """Record that the peer sends no more bytes. Raises `RemoteProtocolError` if a handshake or frame is incomplete."""
         self._dead = True
         if self._buffer or self.peer is None:
             raise RemoteProtocolError("truncated", "the connection ended inside a handshake or frame")
@@ -309,7 +323,7 @@ class NoiseSession:
 
     def _read_preamble(self) -> list[PeerAuthenticated | Message] | None:
         theirs = bytes(self._buffer[:PREAMBLE_BYTES])
-        # The first wrong byte is refused, since another program may never send a whole preamble.
+        # The first wrong byte is refused at once, since another program may never send as many bytes as a preamble has.
         if theirs[: len(MAGIC)] != MAGIC[: len(theirs)]:
             raise RemoteProtocolError("not-folkmoot", "the program at the other end is no Folkmoot peer")
         if len(theirs) < PREAMBLE_BYTES:
