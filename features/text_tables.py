@@ -27,7 +27,7 @@ class TextTable:
     def __init__(self, *columns: str | Column, is_live: bool = False) -> None:
         """Make an empty table.
 
-        A live table is redrawn: it drops columns before it wraps cells, without a note about dropped columns.
+        A live table, which is redrawn, drops columns before it wraps cells, without a note about these columns.
         """
         self.columns = tuple(column if isinstance(column, Column) else Column(column) for column in columns)
         self.is_live = is_live

@@ -354,7 +354,7 @@ class JobSpec:
     def usual_compression_warmup_rounds(self) -> int:
         """The value of `compression_warmup_rounds` that `train` sets in a job without base, unless a person sets the field.
 
-        It is zero except with one bit and several local steps, as in the measurements.
+        It is positive only with the measured settings: one bit with error feedback, Nesterov, and several local steps.
         """
         is_one_bit = self.bits == 1 and self.memory is FeedbackMemory.RESIDUAL
         is_measured = is_one_bit and self.outer is OuterOptimizerKind.NESTEROV and self.local_steps > 1

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from training.replicated.replicated_model import ReplicatedModel
 
 ROUNDS_SHOWN_MAX = 8  # most rounds that an error lists
-ROUNDS_KEPT = 2  # number of models at least: those of the open round and of the round before, which a late re-execution may read
+ROUNDS_KEPT = 2  # least number of stored models: of the open round, and of the round before, which a late re-execution may read
 # Most bytes of all models that only late audits need. An auditor without the model sends no report.
 AUDITED_BYTES_MAX = 16 << 30
 

@@ -81,11 +81,11 @@ class OpenRoundContext(RoundContext):
     wait_to_propose: Callable[[], Awaitable[None]]  # waits until this peer can serve the data of a further proposal in time
     # Returns the loss of this peer's last inner step with the secret that opens its commitment.
     make_loss_opening: Callable[[int], LossOpening]
-    # Makes our proposal durable, then sends it. The second argument is the loss that the proposal commits to, in a job whose
-    # auditors must commit to it, too.
+    # Makes our proposal durable, then sends it. The second argument is the loss that the proposal commits to; None: it commits to
+    # no loss.
     publish_proposal: Callable[[Proposal, LossOpening | None], Awaitable[None]]
-    record_replay_start: Callable[[bytes], Awaitable[None]]  # records that the re-execution of this trainer's proposal can begin
-    # Stores metrics of this round, if all are finite.
+    record_replay_start: Callable[[bytes], Awaitable[None]]  # records that this peer begins to re-execute a trainer's proposal
+    # Stores metrics of this round. Values that are not finite are left out.
     record_metrics: Callable[[Mapping[str, float]], Awaitable[None]]
 
     @property
@@ -131,7 +131,7 @@ class RoundParticipant(Protocol):
     async def reexecute(self, round: OpenRoundContext, trainer: bytes, proposal: Proposal) -> Verdict:
         """Re-execute a proposal before the vote. Called once for each proposal that this voter is to vouch for.
 
-        The implementation calls `record_replay_start` when it begins.
+        The implementation calls `record_replay_start` when the trainer's buffers have arrived.
         """
 
     async def replay(self, round: RoundContext, request: AuditRequest) -> ReplayResult:

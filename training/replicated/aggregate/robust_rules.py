@@ -49,7 +49,7 @@ class UpdateCombination:
 
 
 def tolerated_faults(count: int, liars: int) -> int:
-    """Return f, the number of false updates that a rule tolerates among `count` accepted updates."""
+    """Return f, the number of false updates that a rule tolerates among `count` accepted updates of a round."""
     return min(liars, (count - 1) // 2)
 
 

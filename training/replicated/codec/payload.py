@@ -82,7 +82,7 @@ def chunk_level_bytes(layout: TensorLayout, bits: int) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """The ranges of at most `ROWS` consecutive chunks of `length` elements each, of any tensors: the rows of a matrix."""
+    """The ranges of at most `ROWS` consecutive chunks of `length` elements each. The chunks are the rows of a matrix."""
 
     elements: slice
     chunks: slice
