@@ -1,4 +1,4 @@
-"""Arguments that several commands share. Each is declared once, with the parameters of argparse."""
+"""Arguments that several commands share. Each argument is declared once, with the parameters of argparse."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from protocol.codec import COUNT_MAX
 from protocol.errors import UserError
 
-LIST_ROWS_DEFAULT = 20  # rows of a list, by default
+LIST_ROWS_DEFAULT = 20  # default number of entries in a list
 
 
 class Argument:
     def __init__(self, *names: str, **settings: Any) -> None:
-        """Take the parameters of argparse's `add_argument`."""
+        """Declare an argument with the parameters of argparse's `add_argument`."""
         self._names, self._settings = names, settings
 
     def add_to(self, parser: argparse._ActionsContainer) -> None:
@@ -23,7 +23,7 @@ class Argument:
 
 
 def parse_integer_in(low: int, high: int | None = None) -> Callable[[str], int]:
-    """Return a type for argparse that accepts integers from `low` to `high`, or to `COUNT_MAX` without `high`."""
+    """Return a parser for argparse's `type` that accepts integers from `low` to `high`, or to `COUNT_MAX` without `high`."""
     most = COUNT_MAX if high is None else high
 
     def read(text: str) -> int:
@@ -40,7 +40,7 @@ def parse_integer_in(low: int, high: int | None = None) -> Callable[[str], int]:
 
 
 def parse_count(text: str) -> int:
-    """Parse a count, such as 300 or 300M, as a type for argparse. K, M and B mean thousands, millions and billions."""
+    """Parse a count such as 300 or 300M, for argparse's `type`. K, M and B mean thousands, millions and billions."""
     unit = {"K": 10**3, "M": 10**6, "B": 10**9}.get(text[-1:].upper(), 1)
     try:
         value = int(text) if unit == 1 else round(float(text[:-1]) * unit)
@@ -52,7 +52,7 @@ def parse_count(text: str) -> int:
 
 
 def parse_non_negative(text: str) -> float:
-    """Parse a finite number of 0 or more, as a type for argparse."""
+    """Parse a finite number of 0 or more, for argparse's `type`."""
     try:
         value = float(text)
     except ValueError:
@@ -81,12 +81,12 @@ LAST_COUNT = Argument(
 
 
 def member_argument(name: str, metavar: str) -> Argument:
-    """Return the positional argument that names a member."""
+    """Return a positional argument with which a person names a member."""
     return Argument(name, metavar=metavar, help="Name of a member, or the first characters of its peer id")
 
 
 def parse_set_options(items: Sequence[str]) -> dict[str, str]:
-    """Parse items FIELD=VALUE of `--set` into values by field.
+    """Return the values by field from the items FIELD=VALUE of `--set`.
 
     Raises `UserError` if an item has no field or no `=`, or if two items give one field different values.
     """

@@ -1,10 +1,12 @@
-"""Commands that a person types at the prompt or as `peer COMMAND`. Each is declared once, with a decorator of this module.
+"""Commands that a person types at the prompt or as `peer COMMAND`.
 
-The prompt, the command line, the help, the reference page, `--json` and the shells' completion follow from the declaration.
-Modules with declarations import heavy packages inside functions only, because `peer --help` imports all these modules.
+Each command is declared once, with a decorator of this module. The prompt, the command line, the help, the reference page,
+`--json` and the shells' completion follow from the declaration. Modules with declarations import heavy packages inside functions
+only, because `peer --help` imports all these modules.
 
-The help line of a command is an imperative sentence without a full stop. Descriptions are paragraphs, list items that begin
-with `- `, and examples that are indented by four blanks. `peer help` prints them, and the reference page shows them as Markdown.
+The help line of a command is an imperative sentence without a full stop. Descriptions are paragraphs, list items that begin with
+`- `, and examples that are indented by four blanks. `peer help` prints descriptions, and the reference page shows them as
+Markdown.
 """
 
 from __future__ import annotations
@@ -20,33 +22,34 @@ from features.json_output import to_json
 from features.peer_names import PeerNames
 from features.text_tables import Printable, Verbatim
 
-OPTIONS_OF = "options of "  # title of a group of options in the help, before the names of actions
+# Beginning of the title of a group of options in the help, before the names of the actions that have these options.
+OPTIONS_OF = "options of "
 
-A = TypeVar("A")  # a `Protocol` class with the calls that a command makes
-R = TypeVar("R")  # the result of a command's call
+A = TypeVar("A")  # a `Protocol` class with the RPC calls that a command makes
+R = TypeVar("R")  # the result of a listing command, which is shown to a person
 
 
 class UserInput(Protocol):
-    """The person at the terminal, for commands that ask for more input."""
+    """The terminal's input, for commands that ask a person for more input."""
 
     async def read_line(self, prompt: str) -> str | None:
         """Show the prompt and return the next line. Return None at the end of the input."""
 
     async def run_interruptible(self, do: Callable[[], Awaitable[None]]) -> None:
-        """Run `do`. Ctrl-C cancels it, and the command continues."""
+        """Run `do`. Ctrl-C cancels `do`, and the command continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandContext(Generic[A]):
-    """A command that a person typed, and everything that it may use."""
+    """The arguments of a command that a person typed, and everything that the command may use."""
 
     api: A
     options: argparse.Namespace  # the command's arguments
     show: Callable[[Printable], None]
-    load_names: Callable[[], Awaitable[PeerNames]]  # names that people see instead of peer ids
-    # Awaits a call on which voters decide, and shows the reason of a long wait.
+    load_names: Callable[[], Awaitable[PeerNames]]  # loads the names that people see instead of peer ids
+    # Awaits a call whose result voters decide, and shows the reason of a long wait.
     wait_for_decision: Callable[[Awaitable[str]], Awaitable[str]]
-    commands: Mapping[str, Command]  # name -> command
+    commands: Mapping[str, Command]  # all commands by name
     user: UserInput
     is_at_prompt: bool = False
 
@@ -55,9 +58,9 @@ class CommandContext(Generic[A]):
 class Action:
     """A subcommand, such as `import` of `tasks`."""
 
-    usage: str  # its name and its arguments, such as `export PROJECT`
+    usage: str  # name and arguments of the action, such as `export PROJECT`
     about: str  # one line of the help
-    options: tuple[Argument, ...] = ()  # an option may belong to several actions
+    options: tuple[Argument, ...] = ()  # options of the action; several actions may have the same option
     description: str = ""
 
     @property
@@ -70,13 +73,13 @@ class Command:
     name: str
     about: str  # one line of the help
     arguments: tuple[Argument, ...]
-    run: Callable[[CommandContext[Any]], Awaitable[int | None]]  # returns the exit status of `peer COMMAND`
-    only_at_prompt: bool = False  # if False, the command also exists as `peer COMMAND`
-    alias: tuple[str, ...] = ()  # two words; at the prompt, a line that begins with them is read with `alias_target` instead
+    run: Callable[[CommandContext[Any]], Awaitable[int | None]]  # runs the command; returns the exit status of `peer COMMAND`
+    only_at_prompt: bool = False  # True: the command exists only at the prompt, and not as `peer COMMAND`
+    alias: tuple[str, ...] = ()  # two words: in a line at the prompt that begins with these words, `alias_target` replaces them
     alias_target: tuple[str, ...] = ()
     description: str = ""
-    actions: tuple[Action, ...] = ()  # the first argument is the name of one of them
-    exit_statuses: Mapping[int, str] = field(default_factory=dict)  # those that other commands do not have, with their meaning
+    actions: tuple[Action, ...] = ()  # subcommands: the first argument of the command is the name of an action
+    exit_statuses: Mapping[int, str] = field(default_factory=dict)  # meanings of the exit statuses that only this command has
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         if self.actions:
@@ -106,7 +109,7 @@ def command(
     alias: tuple[str, ...] = (),
     alias_target: tuple[str, ...] = (),
 ) -> Callable[[Callable[[CommandContext[A]], Awaitable[int | None]]], Command]:
-    """Declare a command that runs the decorated function and has its name."""
+    """Declare a command that runs the decorated function. The command has the function's name."""
 
     def declare(do: Callable[[CommandContext[A]], Awaitable[int | None]]) -> Command:
         return Command(

@@ -1,4 +1,4 @@
-"""Interface of queries that features run on an export of a network."""
+"""Interface of queries that features run on an export (the verified blocks and data of a network in files)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class ExportedSets(Protocol):
     def has_set(self, digest: bytes) -> bool: ...
 
     def read_set(self, digest: bytes, size_max: int) -> bytes:
-        """Return the bytes of a data set. Raises `MissingBlobError` if the export does not hold it."""
+        """Return the bytes of a data set. Raises `MissingBlobError` if the export does not contain it."""
 
 
 class ExportQuery(Protocol):
-    """A query. Its constructor takes the arguments that a person gave."""
+    """A query on an export. Its constructor takes the arguments that a person gave."""
 
     def observe_block(self, transition: StateTransition) -> None:
-        """Observe the ledger before and after the next block, which the caller has verified."""
+        """Receive the states of the ledger before and after the next block, which the caller has verified."""
 
     def answer(self, sets: ExportedSets) -> Any:
-        """Return the result, after the last block."""
+        """Return the result of the query. The caller calls it after the last block."""

@@ -1,6 +1,6 @@
 """The declaration of a feature: everything that a package adds to a peer.
 
-`peer/features.py` lists the features. The state, the tables of the documents, the fuzz targets, the help and the shells'
+`peer/features.py` lists the features. The ledger's state, tables in the documentation, fuzz targets, the help and the shells'
 completion follow from that list. Features name code as `module:name`, which is imported at its first use.
 """
 
@@ -29,11 +29,11 @@ def accept_any_value(value: object) -> str | None:
 class Setting:
     """A setting of a feature. Files, variables, flags and `peer config show` treat it like a setting of the peer."""
 
-    name: str  # `my_name` in a file; the flag is `--my-name`, the variable PEER_MY_NAME
-    about: str  # a noun phrase with its unit, for a line of the help
+    name: str  # name such as `my_name`, as in a file; the flag is `--my-name`, and the variable PEER_MY_NAME
+    about: str  # meaning for one line of the help: a noun phrase with the unit
     default: str | int | bool | tuple[str, ...]
     problem: Callable[[object], str | None] = accept_any_value  # returns why a value is invalid, or None for a valid value
-    details: str = ""  # further sentences
+    details: str = ""  # further sentences about the setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +41,21 @@ class Role:
     """The role of a peer that runs with `--role NAME`."""
 
     name: str
-    about: str  # its work, as a verb phrase
+    about: str  # work of a peer with this role, as a verb phrase
     registered_roles: tuple[str, ...] = ()  # roles in the ledger, which tell other peers what work this peer does
     services: tuple[str, ...] = ()  # names of the services that run at this peer
-    needs_worker: bool = False  # whether the role needs the worker, which computes
-    needs_package: str = ""  # if it is not installed, the services do nothing, and `full` does not register these roles
+    needs_worker: bool = False  # True if the role needs the worker process
+    needs_package: str = ""  # Python package without which the services do nothing, and `full` does not register these roles
 
 
 @dataclass(frozen=True, slots=True)
 class EventKind:
     """A kind of event in the log of a peer."""
 
-    name: str  # `kind` of the event
-    meaning: str  # for people: one sentence
-    levels: tuple[str, ...] = ("info",)  # levels of its log lines
-    fields: tuple[str, ...] = ()  # further keys of its JSON lines
+    name: str  # value of the field `kind` in the event's log lines
+    meaning: str  # meaning for people: one sentence
+    levels: tuple[str, ...] = ("info",)  # levels of the event's log lines
+    fields: tuple[str, ...] = ()  # further keys of the event's JSON lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,27 +70,28 @@ class EventLine:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
     name: str
-    about: str  # one line for people
+    about: str  # description of the feature for people, in one line
     modules: ModuleFactory = no_modules  # modules of the ledger, in the order in which a block applies them
     objectives: str = ""  # `module:name` of a tuple of objectives (`training.objectives.objective`)
     layers: str = ""  # `module:name` of a tuple of layers (`training.transformer`)
-    engines: Mapping[str, str] = field(default_factory=dict)  # name -> `module:name` of an `EngineBackend` for workers
-    # name of an engine -> `module:name` of its code for this feature (`training.engine_implementations`) in workers
+    engines: Mapping[str, str] = field(default_factory=dict)  # by engine name, `module:name` of an `EngineBackend` for workers
+    # By engine name, `module:name` of the engine's code for this feature, for workers (`training.engine_implementations`).
     implementations: Mapping[str, str] = field(default_factory=dict)
-    # `module:name` of a tuple of `training.worker_protocol.WorkerRequestKind`
+    # `module:name` of a tuple of further requests to workers (`training.worker_protocol.WorkerRequestKind`).
     worker_requests: str = ""
-    commands: str = ""  # the module that declares the commands (`features.commands`)
+    commands: str = ""  # name of the module that declares the feature's commands (`features.commands`)
     roles: tuple[Role, ...] = ()
-    # name -> `module:name` of a `features.services.ServiceFactory`
+    # By service name, `module:name` of a `features.services.ServiceFactory`.
     services: Mapping[str, str] = field(default_factory=dict)
     services_everywhere: tuple[str, ...] = ()  # names of services that run at every peer, in all roles
     settings: tuple[Setting, ...] = ()
-    rpc: str = ""  # `module:class` of the `Protocol` class that declares the calls (`features.rpc`)
-    # `module:function` from the states before and after a block, as `StateReader`s, to `EventLine`s.
+    rpc: str = ""  # `module:class` of the `Protocol` class that declares the feature's RPC calls (`features.rpc`)
+    # `module:function` of a function that takes the states before and after a block, as `StateReader`s, and yields `EventLine`s.
     event_lines: str = ""
-    event_kinds: tuple[EventKind, ...] = ()  # kinds of events of its own; the events of a service have the service's name as kind
-    # `module:function` from the state and its height to texts for an alert about recent failures.
+    # Kinds of the feature's own events; events of a service have the service's name as kind.
+    event_kinds: tuple[EventKind, ...] = ()
+    # `module:function` of a function that takes the state and its height, and yields texts for an alert about recent failures.
     failures: str = ""
-    rpc_handler: str = ""  # `module:class` that handles the calls; the first call constructs it with the running peer
+    rpc_handler: str = ""  # `module:class` that handles the RPC calls; the first call constructs an object with the running peer
     routes: str = ""  # `module:name` of a `web.routes.RouteSet`: HTTP routes and their handlers, for peers that run `serve`
-    pages: str = ""  # `module:name` of a `web.routes.PageSet`: pages for people, at the same peers
+    pages: str = ""  # `module:name` of a `web.routes.PageSet`: pages for people, for peers that run `serve`

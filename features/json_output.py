@@ -1,4 +1,4 @@
-"""Values as JSON, for programs. Keys are the names of the fields, and bytes are in hex."""
+"""Values as JSON, for programs. Fields of an object become keys, and bytes become hex digits."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ def to_json_value(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, float) and not math.isfinite(value):
-        return None  # such as the loss of a model that diverged; JSON has no NaN or infinity
+        return None  # JSON has no NaN or infinity, such as the loss of a diverged model.
     return value

@@ -18,7 +18,7 @@ def import_object(place: str) -> Any:
 
 @contextmanager
 def garbage_collection_paused() -> Iterator[None]:
-    """Pause the garbage collector, which would need a sixth of the time of an import of torch. Imported objects stay anyway."""
+    """Pause the garbage collector in the `with` block. The collector would take a sixth of the time of an import of torch."""
     looks = gc.isenabled()
     gc.disable()
     try:

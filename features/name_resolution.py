@@ -1,4 +1,4 @@
-"""Resolution of a text that a person typed to a peer or a job."""
+"""Search for the peer or the job that a person named by a name or the beginning of an id."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from ledger.members import MembersState
 from protocol.errors import UserError
 from protocol.identity import parse_peer_id, peer_id, short_id
 
-CHOICES_SHOWN = 8  # candidates in the message about an ambiguous text
+CHOICES_SHOWN = 8  # most candidates in the error about an ambiguous text
 
 
 def resolve_peer(text: str, members: MembersState) -> bytes:
-    """Return the current key of the peer that `text` names. Raises `UserError` if `text` fits no peer or several.
+    """Return the current key of the peer that `text` names. Raises `UserError` if `text` fits no peer, or more than one.
 
-    A whole peer id means that key, even if a member has it as its name. Otherwise the text is the name of a present member or
-    the beginning of a peer id. Names are not unique and anybody may take a name of another peer, so ambiguous texts are refused.
+    A whole peer id means that key, even if a member has it as its name. Otherwise the text is the name of a present member or the
+    beginning of a peer id. Names are not unique, and any member may take the name of another peer, so ambiguous texts are
+    refused.
     """
     wanted = text.strip()
     with contextlib.suppress(UserError):
@@ -37,7 +38,7 @@ def resolve_peer(text: str, members: MembersState) -> bytes:
 def resolve_job(text: str, jobs: Mapping[bytes, Job | QueuedJob], among: str) -> bytes:
     """Return the key of the job with this name or with an id that begins with `text`.
 
-    Raises `UserError` if not exactly one job fits. Its message calls the jobs `among`.
+    Raises `UserError` unless exactly one job fits. `among` is the noun for the jobs in the error.
     """
     wanted = text.strip()
     found = [key for key, job in jobs.items() if wanted and (wanted == job.name or key.hex().startswith(wanted.lower()))]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-SIMILARITY_MIN = 0.65  # difflib's ratio: allows a letter that is missing, wrong or swapped; `leave` is not near `clear`
+# Least ratio of difflib for a suggestion: one letter may be missing, wrong or swapped, but `leave` is not near `clear`.
+SIMILARITY_MIN = 0.65
 
 
 def suggest_nearest(word: str, known: Iterable[str]) -> str:
-    """Return "; did you mean …?", or a list of all choices if none is near, or "" if there are no choices."""
+    """Return the end of an error: "; did you mean …?", or all choices if none is near, or "" if there are no choices."""
     known = list(known)
     if not known:
         return ""

@@ -1,4 +1,4 @@
-"""The running peer, as the RPC handler of a feature sees it."""
+"""The part of the running peer that a feature's RPC handler may use."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class PeerContext(Protocol):
     def blobs(self) -> DiskBlobStore: ...
 
     def require_member(self) -> None:
-        """Raises `UserError` unless this peer is a member."""
+        """Raise `UserError` unless this peer is a member."""
 
     def runs_service(self, name: str) -> bool: ...
 
     def service_context(self, service: str, /) -> ServiceContext: ...
 
     async def submit_transaction(self, kind: str, content: object) -> Transaction:
-        """Submit a transaction of this peer and wait until it is decided. Raises `UserError` if it is refused."""
+        """Submit a transaction of this peer, wait until it is decided, and return it. Raises `UserError` if it is refused."""
 
     async def fetch_blob(self, digest: bytes, size_max: int) -> None:
-        """Fetch a blob. Waits without a timeout."""
+        """Fetch a blob from other peers. The call waits without a timeout."""
 
     async def newest_certified_state(self) -> tuple[LedgerState, tuple[LightBlock, ...]] | None:
-        """Return the last certified state and the light blocks from the genesis to its certificate; None before the first."""
+        """Return the last certified state, and the light blocks from the genesis to its certificate; None if there is none."""

@@ -8,17 +8,17 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping
 
-SHORT_ID_LENGTH = 8  # characters of a peer id or root that people see
-NAMED_MARK = "is called"  # stands between an id and a name; `replace_ids` keeps an id before these words
+SHORT_ID_LENGTH = 8  # number of characters of a peer id or root that people see
+NAMED_MARK = "is called"  # words between an id and a name in errors: `replace_ids` does not replace an id before them
 _ID = re.compile(rf"\b[a-z2-7]{{{SHORT_ID_LENGTH}}}\b(?! {NAMED_MARK} )")
 _WHOLE_ID = re.compile(r"[a-z2-7]{52}")
 
 
 class PeerNames:
-    """Displayed names by peer id: the name if it is unambiguous, otherwise the name with the short id."""
+    """A map from peer ids to displayed names: the peer's name if it is unambiguous, otherwise the name with the short id."""
 
     def __init__(self, present: Mapping[str, str], former: Mapping[str, str] | None = None) -> None:
-        """Make names from two maps of peer ids to names: `present` members, and `former` ones that no longer participate."""
+        """`present` and `former` map peer ids to names: of present members, and of former members that no longer participate."""
         self._names = {**(former or {}), **present}
         self._present = present
         self._many = {name for name, count in Counter(present.values()).items() if count > 1}
@@ -32,7 +32,7 @@ class PeerNames:
         return name if self._is_clear(peer) else f"{name} ({short})"
 
     def _is_clear(self, peer: str) -> bool:
-        # Anybody may take the name of another peer, or a name that reads as a peer id. Commands resolve the latter as an id.
+        # Any member may take the name of another peer, or a name that looks like a peer id, which commands would take as an id.
         name = self._names[peer]
         return peer in self._present and name not in self._many and not self._reads_as_id(name.lower())
 

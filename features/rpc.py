@@ -1,6 +1,6 @@
-"""RPC calls to a running peer. Each is declared once, as a method of a `Protocol` class.
+"""RPC calls to a running peer. Each call is declared once, as a method of a `Protocol` class.
 
-The call's name, argument types, result type and description are those of the method. The client's stub, the server's dispatch and
+The method determines the call's name, argument types, result type and description. The client's stub, the server's dispatch and
 the decoding in both directions follow from the method. A call with an `AsyncGenerator` streams its result. A reader that stops
 early closes the generator (`contextlib.aclosing`), which ends the call.
 """
@@ -23,13 +23,13 @@ from protocol.errors import RemoteProtocolError
 class RpcMethod:
     name: str
     about: str
-    signature: inspect.Signature  # signature without `self`
-    argument_types: Mapping[str, Any]  # name of the argument -> type
+    signature: inspect.Signature  # signature of the method without `self`
+    argument_types: Mapping[str, Any]  # types of the arguments by name
     result_type: Any  # type of the result, or of each part of a stream
-    is_streamed: bool = False  # the result arrives in parts, as they are produced
+    is_streamed: bool = False  # True if the result is a stream of parts.
 
     def encode_arguments(self, *arguments: Any, **named: Any) -> list[Any]:
-        """Encode the arguments of a call for the wire. Defaults are filled in."""
+        """Return the encoded arguments of a call, including defaults."""
         bound = self.signature.bind(*arguments, **named)
         bound.apply_defaults()
         values = ((kind, bound.arguments[name]) for name, kind in self.argument_types.items())
@@ -37,7 +37,7 @@ class RpcMethod:
         return [codec.to_plain(float(value) if kind is float else value) for kind, value in values]
 
     def decode_arguments(self, plain: Any) -> list[Any]:
-        """Decode the arguments of a call. Raises `RemoteProtocolError` unless they have the declared types."""
+        """Return the decoded arguments of a call. Raises `RemoteProtocolError` unless they have the declared types."""
         if not isinstance(plain, list) or len(plain) != len(self.argument_types):
             raise RemoteProtocolError("mistyped", f"{self.name} expects the arguments {', '.join(self.argument_types) or 'none'}")
         return [codec.from_plain(kind, item) for kind, item in zip(self.argument_types.values(), plain, strict=True)]
@@ -47,7 +47,7 @@ class RpcMethod:
 
 
 def collect_methods(*protocols: type) -> dict[str, RpcMethod]:
-    """Return the calls that these classes declare, by name."""
+    """Return the calls that these `Protocol` classes declare, by name."""
     found: dict[str, RpcMethod] = {}
     for protocol in protocols:
         for name, function in public_methods(protocol):

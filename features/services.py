@@ -14,7 +14,7 @@ from protocol.messages import Transaction
 
 
 class ServiceContext(Protocol):
-    """A service's view of the peer."""
+    """The part of the peer that a service may use."""
 
     @property
     def me(self) -> bytes:
@@ -22,7 +22,7 @@ class ServiceContext(Protocol):
 
     @property
     def folder(self) -> Path:
-        """The service's own folder, which outlives a restart."""
+        """The service's own folder. Its files stay after a restart."""
 
     @property
     def text_folder(self) -> Path:
@@ -34,14 +34,14 @@ class ServiceContext(Protocol):
 
     @property
     def running_features(self) -> Sequence[Feature]:
-        """Features whose modules the network runs, in the order of `peer.features`."""
+        """The features whose modules the network runs, in the order of `peer.features`."""
 
     def get_setting(self, name: str) -> Any:
         """Return a setting of a feature."""
 
     @property
     def http_connections_max(self) -> int:
-        """Maximum number of open HTTP connections: their share of the file descriptors."""
+        """Largest number of open HTTP connections: the part of the file descriptors that is reserved for them."""
 
     @property
     def chain_id(self) -> bytes: ...
@@ -63,10 +63,10 @@ class ServiceContext(Protocol):
         """Seconds since this peer applied its last block, or 0 before the first."""
 
     def sign(self, statement: object) -> Signed:
-        """Sign a statement of the service. Its tag must differ from all tags of protocol messages."""
+        """Sign a statement of the service with this peer's key. The tag must differ from all tags of protocol messages."""
 
     def unseal(self, sealed: bytes) -> bytes | None:
-        """Decrypt a box that was sealed for this peer's key. Return None if it was sealed for another key."""
+        """Return the content of a box that was sealed (encrypted) for this peer's key; None if it was sealed for another key."""
 
     @property
     def height(self) -> int:
@@ -76,26 +76,26 @@ class ServiceContext(Protocol):
         """Wait until the last applied block is above this height."""
 
     async def wait_for_reload(self) -> None:
-        """Wait for the next SIGHUP that the peer survives. The contents of files in the settings may have changed then."""
+        """Wait for the next SIGHUP that does not end the peer. Files that settings name may have changed afterwards."""
 
     async def submit_transaction(self, kind: str, content: object) -> Transaction:
-        """Submit a transaction of this peer and wait until it is decided. Raises `UserError` if it is refused."""
+        """Submit a transaction of this peer, wait until it is decided, and return it. Raises `UserError` if it is refused."""
 
     async def fetch_blob(self, digest: bytes, size_max: int, sources: Iterable[bytes] = ()) -> None:
-        """Fetch a blob and pin it, so that it stays. Waits without a timeout."""
+        """Fetch a blob from other peers and pin it, so that it is not deleted. The call waits without a timeout."""
 
     def read_blob(self, digest: bytes, size_max: int) -> bytes:
-        """Return a blob of this peer. Raises `MissingBlobError` if it is missing or larger than `size_max` bytes."""
+        """Return a stored blob of this peer. Raises `MissingBlobError` if it is missing or larger than `size_max` bytes."""
 
     def delete_blob(self, digest: bytes) -> None:
         """Delete a blob, if this peer has it."""
 
     def add_blob(self, data: bytes) -> bytes:
-        """Store a blob, which other peers may fetch, and return its digest. Blocks on the disk."""
+        """Store a blob, which other peers may fetch, and return its digest. The call blocks while it writes to the disk."""
 
     @property
     def api(self) -> PeerApi:
-        """The calls that this peer answers to its operator."""
+        """An object with the RPC calls that this peer's operator may make."""
 
     def log_event(self, text: str) -> None:
         """Add an event to the log and the event stream. Its kind is the service's name. The prompt does not announce it."""
@@ -106,7 +106,7 @@ class ServiceContext(Protocol):
 
 class PeerService(Protocol):
     async def run(self) -> None:
-        """Run until cancelled. An exception ends the peer."""
+        """Run the service until it is cancelled. An exception ends the peer."""
 
 
 ServiceFactory = Callable[[ServiceContext], PeerService]

@@ -5,26 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-BIDI_CONTROLS = {*range(0x202A, 0x202F), *range(0x2066, 0x206A)}  # characters that reorder a line
-# Texts of models and strangers may contain these characters, and a terminal would execute them.
+# Unicode characters that change the order of characters in a line.
+BIDI_CONTROLS = {*range(0x202A, 0x202F), *range(0x2066, 0x206A)}
+# Characters that tables replace: texts of models and strangers may contain them, and a terminal would execute them.
 CONTROL_CHARACTERS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0), *BIDI_CONTROLS} - {9, 10}, "\ufffd")
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
     title: str
-    drop_order: int = 0  # a narrow terminal drops columns in this order, 1 first; 0: the column stays
-    truncates: bool = False  # long cells end with `…`
-    wraps: bool = False  # cells wrap between words
-    is_number: bool = False  # cells are aligned right
-    style: str = ""  # style of the cells, as in rich
+    drop_order: int = 0  # place of the column in the order in which a narrow terminal drops columns, 1 first; 0: the column stays
+    truncates: bool = False  # True: long cells are cut and end with `…`
+    wraps: bool = False  # True: long cells wrap between words
+    is_number: bool = False  # True: cells are aligned right
+    style: str = ""  # style of the cells, in the syntax of the package rich
 
 
 class TextTable:
-    """Rows under titles. Cells are plain text, and titles may wrap."""
+    """A table for people: rows under column titles. Cells are plain text, and titles may wrap."""
 
     def __init__(self, *columns: str | Column, is_live: bool = False) -> None:
-        """Make an empty table. A live table drops columns before it wraps cells, without a note about them."""
+        """Make an empty table.
+
+        A live table, which is redrawn, drops columns before it wraps cells, without a note about these columns.
+        """
         self.columns = tuple(column if isinstance(column, Column) else Column(column) for column in columns)
         self.is_live = is_live
         self.rows: list[tuple[str, ...]] = []
@@ -36,7 +40,7 @@ class TextTable:
 
 @dataclass(frozen=True, slots=True)
 class KeyValueTable:
-    """Values of one object, one per line, with their names in the first column."""
+    """A table of the values of one object, one per line, with their names in the first column."""
 
     rows: Mapping[str, object]
 
@@ -46,23 +50,26 @@ class Verbatim(str):
 
 
 class TextChunk(Verbatim):
-    """A part of such a text. The next part continues on the same line, and any other output starts a new line."""
+    """A part of a text that is shown unchanged.
+
+    The next part continues on the same line, and any other output starts a new line.
+    """
 
 
 Printable = str | TextTable | KeyValueTable
 
 
 def format_ordinal(number: int) -> str:
-    """Return `1st`, `2nd`, `3rd`, `4th`, …"""
+    """Return an ordinal number as text: `1st`, `2nd`, `3rd`, `4th`, …"""
     suffix = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{suffix}"
 
 
 def format_quorum(voters: int, tolerated: int, quorum: int) -> str:
-    """Return a text such as `4 (tolerates 1 faulty, quorum 3)`."""
+    """Return the text on a number of voters, such as `4 (tolerates 1 faulty, quorum 3)`."""
     return f"{voters} (tolerates {tolerated} faulty, quorum {quorum})"
 
 
 def pluralize(count: int, what: str) -> str:
-    """Return `1 proposal` or `2 proposals`."""
+    """Return a count with its noun, such as `1 proposal` or `2 proposals`."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"

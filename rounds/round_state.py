@@ -1,10 +1,10 @@
-"""One round of a job: the awaited trainers, the times of a voter's statements, and the result of the ballots.
+"""One round of a job: the trainers that voters wait for, the times of a voter's statements, and the result of the ballots.
 
 This module does no I/O. Its inputs are proposals, verdicts, vouches, ballots and the time. Its outputs are our own vouches, and
-at most one ballot and one cut-off. The vote gives agreement, not truth: no code here reads a payload.
+at most one ballot and one cut-off. The vote gives agreement, not truth: no code in this module reads a payload.
 
-Timers count from the application of the opening block:
-proposals T1 < re-executors' ballots T2 < other voters' ballots T3 < cut-off T4.
+Timeouts count from the time at which this peer applied the block that opened the round: proposals T1 < re-executors' ballots T2 <
+other voters' ballots T3 < cut-off T4.
 """
 
 from __future__ import annotations
@@ -25,28 +25,32 @@ from protocol.verdicts import DIVERGING, Verdict, verdict_label
 from rounds.round_terms import RoundTerms, signed_body_digest
 from rounds.vouch_set import VouchSet, VouchState, check_judgements, check_vouch
 
-PROPOSALS_SECONDS_MIN = 2.0  # shortest T1: a machine that swaps, or a starting Python, must not lose a round
-PROPOSALS_FACTOR = 3.0  # T1 as a multiple of the delay of the awaited trainers' majority, for stragglers
-MINORITY_FACTOR = 6.0  # factor if most trainers are missing: twice that of stragglers, on the upper quartile of former rounds
-MINORITY_SECONDS_MIN = 10.0  # T1 if most trainers are missing: the network or this machine probably stopped for a moment
-VOUCH_SECONDS_MIN = 1.0  # lower bound of the expected time of a vouch: a small model needs almost none, a busy machine some
-VOUCH_FACTOR = 2.0  # more re-executors are called after this multiple of the usual time
-WITHHELD_TIMEOUT_SHARE = 0.25  # share of T2 − T1 for which a re-executor waits for the trainer's buffers
-LIGHT_VOTER_SECONDS = 2.0  # T3 − T2: one message delay and a busy machine
-CUT_OFF_SECONDS = 2.0  # T4 − T3: one message delay and a busy machine
+# Least T1 in seconds: a trainer on a machine that swaps, or with a starting Python, must not lose a round.
+PROPOSALS_SECONDS_MIN = 2.0
+PROPOSALS_FACTOR = 3.0  # T1 as a multiple of the delay of a majority of the awaited trainers: stragglers need longer
+MINORITY_FACTOR = 6.0  # T1 as a multiple of the usual delay if most proposals are missing: twice `PROPOSALS_FACTOR`
+# Least T1 in seconds if most proposals are missing: the network or this machine probably stopped for a moment.
+MINORITY_SECONDS_MIN = 10.0
+VOUCH_SECONDS_MIN = 1.0  # least expected seconds of a vouch: a small model needs almost no time, but a busy machine does
+VOUCH_FACTOR = 2.0  # more re-executors are called after this multiple of the usual time of a vouch
+WITHHELD_TIMEOUT_SHARE = 0.25  # fraction of T2 − T1 for which a re-executor waits for the trainer's buffers
+LIGHT_VOTER_SECONDS = 2.0  # T3 − T2 in seconds: one message delay, also to a busy machine
+CUT_OFF_SECONDS = 2.0  # T4 − T3 in seconds: one message delay, also to a busy machine
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTimeouts:
-    """Timeouts in seconds, from this peer's measurements and the job's limits. Peers may differ: only their own votes change."""
+    """The values from which a peer computes T1 to T4: its own measurements, and the job's limits."""
 
-    proposals_max_seconds: float  # longest T1
-    replay_seconds: float  # T2 − T1: re-execution of all proposals
-    # Delay of a majority of the awaited trainers in the last rounds; 0: this peer has not measured it; None: no peer has.
+    proposals_max_seconds: float  # largest T1 in seconds
+    replay_seconds: float  # T2 − T1 in seconds: time to re-execute all proposals
+    # Usual delay in seconds of a majority of the awaited trainers, from the last rounds. 0: this peer has not measured it. None:
+    # no peer has measured it.
     proposals_usual_seconds: float | None = None
-    usual_trainers: frozenset[bytes] = frozenset()  # trainers that were awaited in those rounds
-    returning: frozenset[bytes] = frozenset()  # trainers that the ledger does not await, but that are alive: T1 is for them, too
-    vouch_usual_seconds: float = VOUCH_SECONDS_MIN  # usual time from delivery to vouch in the last rounds
+    usual_trainers: frozenset[bytes] = frozenset()  # trainers that were awaited in the measured rounds
+    # Trainers that the ledger does not await, but that are alive: this peer awaits them, too.
+    returning: frozenset[bytes] = frozenset()
+    vouch_usual_seconds: float = VOUCH_SECONDS_MIN  # usual seconds from the delivery of a payload to a vouch, in the last rounds
 
     def __post_init__(self) -> None:
         assert self.proposals_max_seconds > 0
@@ -55,41 +59,43 @@ class RoundTimeouts:
 
 @dataclass(frozen=True, slots=True)
 class RoundCertificate:
-    """The messages that close a round in a block. `proposals` are exactly the accepted ones. All arrays ascend by signer."""
+    """The messages that close a round in a block. `proposals` are exactly the accepted proposals. All arrays ascend by signer."""
 
     job: Digest
     round: Count
     ballots: Annotated[tuple[Signed, ...], Length(1, VOTERS_MAX)]
     cut_offs: Annotated[tuple[Signed, ...], Length(0, VOTERS_MAX)]
     proposals: Annotated[tuple[Signed, ...], Length(0, TRAINERS_MAX)]
-    # ascending by signer and body, since a signer may have several
+    # Vouches in ascending order of signer, then body: a signer may send several.
     vouches: Annotated[tuple[Signed, ...], Length(0, CLOSING_VOUCHES_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """The result of a closed round, a pure function of its ballots and vouches."""
+    """The result of a closed round. It is a pure function of the ballots and vouches in the block."""
 
-    # Trainer -> proposal digest. If several keys of one member have q accepts, only the last key is in this result.
+    # Digests of the accepted proposals by trainer. If proposals of several keys of one member have enough accepting ballots, only
+    # the last key's proposal is accepted.
     accepted: dict[bytes, bytes]
-    rejected: dict[bytes, Verdict]  # trainer -> the most frequent reason; UNJUDGED if no reason has f + 1 ballots
-    absent: frozenset[bytes]  # trainers that at most f ballots of the block name
-    unjudged: frozenset[bytes]  # trainers that f + 1 ballots could not judge
-    vouchers: dict[bytes, tuple[bytes, ...]]  # accepted trainer -> voters that vouch for its proposal in the block
-    wrong_vouchers: frozenset[bytes]  # voters whose vouch contradicts the decision
-    # voters that were called for an accepted proposal and have no vouch in the block
+    rejected: dict[bytes, Verdict]  # most frequent reason by rejected trainer; UNJUDGED if no reason has f + 1 ballots
+    absent: frozenset[bytes]  # trainers whose proposals at most f ballots of the block name
+    unjudged: frozenset[bytes]  # trainers whose proposals f + 1 ballots could not judge
+    vouchers: dict[bytes, tuple[bytes, ...]]  # by accepted trainer, the voters whose vouches in the block accept its proposal
+    wrong_vouchers: frozenset[bytes]  # voters with a vouch that contradicts the decision
+    # Voters that were called to re-execute an accepted proposal and have no vouch for it in the block.
     silent_reexecutors: frozenset[bytes]
-    # trainers whose update was false by re-execution (`VouchSet.trainers_with_invalid_updates`)
+    # Trainers whose updates were found false by re-execution (`VouchSet.trainers_with_invalid_updates`).
     trainers_with_invalid_updates: frozenset[bytes] = frozenset()
-    diverging: frozenset[bytes] = frozenset()  # trainers rejected for NORM, if these are more than can lie
-    refuses_honest: bool = False  # nothing is accepted, and more trainers are rejected (not UNJUDGED) than can lie
+    diverging: frozenset[bytes] = frozenset()  # trainers rejected for NORM, if they are more than can be faulty; else empty
+    # True if no proposal is accepted, and more trainers are rejected (not UNJUDGED) than can be faulty.
+    refuses_honest: bool = False
 
     def rejection_reason(self, trainer: bytes, own: Sequence[str] = ()) -> str:
-        """Return the label of a rejected trainer's verdict, with `own` as for `verdict_label`, or DIVERGING."""
+        """Return the label of a rejected trainer's verdict, or DIVERGING. `own` are the labels of the objective's own reasons."""
         return DIVERGING if trainer in self.diverging else verdict_label(self.rejected[trainer], own)
 
 
-VerdictCounts = dict[tuple[bytes, bytes], Counter[Verdict]]  # (trainer, proposal) -> verdicts
+VerdictCounts = dict[tuple[bytes, bytes], Counter[Verdict]]  # number of ballots with each verdict, by (trainer, proposal digest)
 
 
 def tally_ballots(ballots: Iterable[Ballot]) -> VerdictCounts:
@@ -103,7 +109,8 @@ def tally_ballots(ballots: Iterable[Ballot]) -> VerdictCounts:
 def is_round_settled(terms: RoundTerms, ballots: Mapping[bytes, Ballot], vouches: VouchSet) -> bool:
     """Return whether no further message can change the accepted proposals.
 
-    Then every named proposal has q accepts and its vouches, or n − q + 1 ballots that do not accept it.
+    In a settled round, every named proposal is in one of two cases: a quorum of ballots accepts it and it has its vouches, or too
+    many ballots do not accept it for a quorum to be possible.
     """
     without_accept_min = len(terms.voters) - terms.quorum + 1
     return all(
@@ -114,7 +121,10 @@ def is_round_settled(terms: RoundTerms, ballots: Mapping[bytes, Ballot], vouches
 
 
 def _sure(terms: RoundTerms, votes: VerdictCounts, vouches: VouchSet) -> dict[bytes, bytes]:
-    """Return, by trainer, the proposals with q accepts and their vouches. Those of a member's later keys may replace some."""
+    """Return, by trainer, the digests of proposals with a quorum of accepting ballots and enough vouches.
+
+    If a member has several keys, only its last key's proposal is accepted in the end.
+    """
     return {
         trainer: digest
         for (trainer, digest), verdicts in votes.items()
@@ -130,7 +140,7 @@ def compute_round_result(terms: RoundTerms, ballots: Mapping[bytes, Ballot], vou
     for (trainer, _), verdicts in votes.items():
         if trainer not in enough:
             reasons.setdefault(trainer, Counter()).update(verdicts)
-    # A trainer counts as absent if at most f ballots name its proposal, since liars may have invented that.
+    # A trainer counts as absent if at most f ballots name its proposal, since faulty voters may have invented the proposal.
     reasons = {trainer: verdicts for trainer, verdicts in reasons.items() if verdicts.total() > terms.faults}
     unjudged = {trainer for trainer, verdicts in reasons.items() if verdicts[Verdict.UNJUDGED] > terms.faults}
     rejected = {trainer: _reason(verdicts, terms.faults) for trainer, verdicts in sorted(reasons.items())}
@@ -151,7 +161,10 @@ def compute_round_result(terms: RoundTerms, ballots: Mapping[bytes, Ballot], vou
 
 
 def _later_keys(terms: RoundTerms, trainer: bytes) -> set[bytes]:
-    """Return the member's later keys in this round, after rotations. Only one update of a member is accepted in a round."""
+    """Return the keys to which this trainer's member rotated later in the round.
+
+    Only one update of a member is accepted in a round.
+    """
     successors, found, key = dict(terms.successors), set[bytes](), trainer
     while key in successors:
         key = successors[key]
@@ -160,13 +173,16 @@ def _later_keys(terms: RoundTerms, trainer: bytes) -> set[bytes]:
 
 
 def _reason(verdicts: Counter[Verdict], faults: int) -> Verdict:
-    """Return the most frequent reason that f + 1 ballots give, since f may have invented one. Ties go to the lower code."""
+    """Return the most frequent reason that at least f + 1 ballots give: f voters may have invented one.
+
+    In a tie the lower code wins.
+    """
     reasons = [verdict for verdict in verdicts if verdict is not Verdict.ACCEPT and verdicts[verdict] > faults]
     return max(reasons, key=lambda v: (v is not Verdict.UNJUDGED, verdicts[v], -v), default=Verdict.UNJUDGED)
 
 
 def check_ballot(terms: RoundTerms, voter: bytes, ballot: Ballot) -> None:
-    """Raise `RemoteProtocolError` if this ballot does not count in this round."""
+    """Raise `RemoteProtocolError` if a ballot does not count in a round with these terms."""
     if voter not in terms.voters:
         raise RemoteProtocolError("not-a-voter", f"ballot of {short_id(voter)}")
     if (ballot.job, ballot.round, ballot.model_root) != terms.signed_fields:
@@ -176,25 +192,28 @@ def check_ballot(terms: RoundTerms, voter: bytes, ballot: Ballot) -> None:
 
 @dataclass(slots=True)
 class OpenRoundState:
-    """The state of one open round at one peer. `me` is None for a peer that does not vote in it."""
+    """The state of one open round at one peer. `me` is the peer's key; None for a peer that does not vote in the round."""
 
     terms: RoundTerms
     me: bytes | None
     opened_at: float
     timers: RoundTimeouts
-    proposals: dict[bytes, Signed] = field(default_factory=dict)  # trainer -> its first proposal
+    proposals: dict[bytes, Signed] = field(default_factory=dict)  # first proposal by trainer
     equivocators: set[bytes] = field(default_factory=set)
     double_voters: set[bytes] = field(default_factory=set)
-    is_contradicted: bool = False  # a ballot or vouch names another proposal of a trainer than the one here
-    verdicts: dict[bytes, Verdict] = field(default_factory=dict)  # trainer -> our own verdict, after the cheap checks at least
+    # True if a ballot or vouch names a proposal of a trainer that differs from the proposal in `proposals`.
+    is_contradicted: bool = False
+    verdicts: dict[bytes, Verdict] = field(default_factory=dict)  # our own verdict by trainer, at least after the cheap checks
     ballots: dict[bytes, Ballot] = field(default_factory=dict)
     signed_ballots: dict[bytes, Signed] = field(default_factory=dict)
     cut_offs: dict[bytes, CutOff] = field(default_factory=dict)
     signed_cut_offs: dict[bytes, Signed] = field(default_factory=dict)
-    delivered: dict[bytes, float] = field(default_factory=dict)  # trainer -> time when its payload arrived
-    arrivals: list[float] = field(default_factory=list)  # payloads of awaited trainers, in seconds after opening
-    latest_arrival: float | None = None  # last payload of awaited or usual trainers, in seconds after opening
-    # the last result of `certificate`, with the sizes of its inputs
+    delivered: dict[bytes, float] = field(default_factory=dict)  # time at which the payload arrived, by trainer
+    # Seconds from the opening of the round to the arrival of each payload of an awaited trainer.
+    arrivals: list[float] = field(default_factory=list)
+    # Seconds from the opening of the round to the last payload of an awaited or usual trainer.
+    latest_arrival: float | None = None
+    # The last result of `certificate`, after the sizes of its inputs.
     _closed: tuple[tuple[int, ...], RoundCertificate | None] | None = None
     vouching: VouchState = field(init=False)
 
@@ -203,22 +222,23 @@ class OpenRoundState:
 
     # Input
     def has_seen_statement(self, signer: bytes, message: Proposal | Ballot | Vouch | CutOff) -> bool:
-        """Return whether a message of this kind of the signer is known, or for a vouch, all its verdicts."""
+        """Return whether a message of this kind by the signer is known. For a vouch: whether all its verdicts are known."""
         if isinstance(message, Vouch):
             return not self.vouching.new_judgements(signer, message)
         tables: Mapping[type, Mapping[bytes, object]] = {Proposal: self.proposals, Ballot: self.ballots, CutOff: self.cut_offs}
         return signer in tables[type(message)]
 
     def statements_signed_by(self, signer: bytes) -> list[Signed]:
-        """Return the known messages of this signer in the round."""
+        """Return all known messages of this signer in the round."""
         tables = (self.proposals, self.signed_ballots, self.signed_cut_offs)
         vouches = [signed for signed in self.vouching.signed.values() if signed.signer == signer]
         return [*(table[signer] for table in tables if signer in table), *vouches]
 
     def add_proposal(self, signed: Signed, proposal: Proposal) -> tuple[Signed, Signed] | None:
-        """Keep the first proposal of each trainer. A second, different one is evidence, and neither can be accepted here.
+        """Keep the first proposal of each trainer.
 
-        Raises `RemoteProtocolError` if the signer does not train in this round, or the proposal is of another one.
+        Return a second, different one with the first as evidence: this voter accepts neither. Raises `RemoteProtocolError` if the
+        signer does not train in this round, or the proposal is for another round.
         """
         if signed.signer not in self.terms.trainers:
             raise RemoteProtocolError("not-a-trainer", f"proposal of {short_id(signed.signer)}")
@@ -253,7 +273,7 @@ class OpenRoundState:
             self.verdicts[trainer] = verdict
 
     def record_replay_verdict(self, trainer: bytes, verdict: Verdict, now: float) -> None:
-        """Record the result of our own re-execution. It is ignored if we do not re-execute in this round any more."""
+        """Record the result of our own re-execution. The result is ignored if we do not re-execute in this round any more."""
         if self.me not in self.terms.reexecutors or trainer not in self.proposals:
             return
         self.vouching.record_own_judgement(Judgement(trainer, signed_body_digest(self.proposals[trainer]), verdict))
@@ -261,7 +281,7 @@ class OpenRoundState:
             self.record_verdict(trainer, verdict, now)
 
     def add_ballot(self, signed: Signed, ballot: Ballot, now: float) -> tuple[Signed, Signed] | None:
-        """Keep each voter's first ballot. A second, different one is evidence."""
+        """Keep each voter's first ballot. Return a second, different ballot with the first one as evidence."""
         check_ballot(self.terms, signed.signer, ballot)
         first = self.signed_ballots.setdefault(signed.signer, signed)
         self.ballots.setdefault(signed.signer, ballot)
@@ -277,16 +297,20 @@ class OpenRoundState:
                 self._compare(self.proposals[judgement.trainer], {judgement.proposal})
 
     def _compare(self, here: Signed, named: Set[bytes]) -> None:
-        """Check for another proposal of this trainer in `named`: the trainer signed two, or a voter lies."""
+        """Record a contradiction if `named` has another digest than our proposal `here`.
+
+        The trainer has then signed two proposals, or a voter is faulty.
+        """
         self.is_contradicted |= bool(named - {signed_body_digest(here)})
 
     def add_vouch(self, signed: Signed, vouch: Vouch, now: float) -> tuple[Signed, Signed] | None:
-        """Keep each voter's first verdict on each trainer. A second, different vouch is evidence."""
+        """Keep each voter's first verdict on each trainer. Return a contradictory vouch with the first one as evidence."""
         new = self.vouching.new_judgements(signed.signer, vouch)
         pair = self.vouching.add_vouch(signed, vouch)
         self._compare_all(vouch.judgements)
         for judgement in new if pair is None else ():
-            # An unsure voter may have waited in vain. If its time counted, all voters would wait longer in each round.
+            # The time of an unsure voter does not count: it may have waited for buffers in vain, and all voters would wait longer
+            # in later rounds.
             if judgement.trainer in self.delivered and judgement.verdict is not Verdict.UNJUDGED:
                 self.vouching.record_vouch_seconds(signed.signer, judgement.trainer, now - self.delivered[judgement.trainer])
         return pair
@@ -298,7 +322,7 @@ class OpenRoundState:
         self.cut_offs.setdefault(signed.signer, cut_off)
 
     def import_from(self, other: OpenRoundState) -> None:
-        """Import the messages that count here from this round's state with other voters and trainers."""
+        """Import the messages of `other`, the state of this round under former terms, that count under the current terms."""
         self.proposals = {trainer: signed for trainer, signed in other.proposals.items() if trainer in self.terms.trainers}
         self.equivocators, self.double_voters = set(other.equivocators), set(other.double_voters)
         self.verdicts, self.delivered = dict(other.verdicts), dict(other.delivered)
@@ -314,17 +338,21 @@ class OpenRoundState:
     # Output
     @property
     def majority_arrival_seconds(self) -> float | None:
-        """Delay of a majority of the awaited trainers in seconds: neither the slowest trainer nor one liar determines it."""
+        """Seconds after which a majority of the awaited trainers had delivered.
+
+        Neither the slowest trainer nor one liar determines it.
+        """
         majority = len(self.terms.awaited) // 2 + 1
         return self.arrivals[majority - 1] if len(self.arrivals) >= majority else None
 
     @property
     def proposal_timeout_seconds(self) -> float:
-        """T1 in seconds, from the delay of the majority. A minority also sets a time, from the rounds before.
+        """T1 in seconds, from the delay of a majority of trainers.
 
-        So the first trainer is not accepted alone if all are slower than before. Trainers that were awaited in former rounds
-        count for the minority, since only few are awaited after a round that accepted few. A trainer that has measured nothing
-        waits for its own worker, which may still be starting.
+        If only a minority has delivered, T1 follows from former rounds. So the first proposal is not accepted alone if all
+        trainers are slower than before. Trainers that were awaited in former rounds count for the minority, since only few are
+        awaited after a round that accepted few. A trainer without measurements waits for its own worker, which may still be
+        starting.
         """
         usual, pace = self.timers.proposals_usual_seconds, self.majority_arrival_seconds
         is_behind = self.me in self.terms.trainers and self.me not in self.delivered
@@ -338,7 +366,7 @@ class OpenRoundState:
 
     @property
     def _times(self) -> tuple[float, float, float, float]:
-        """T1 to T4 as times. All comparisons use these floats, so that rounding lets no deadline expire too early."""
+        """T1 to T4 as points in time. All comparisons use these floats, so that rounding lets no deadline expire too early."""
         opened, proposals = self.opened_at, self.proposal_timeout_seconds
         auditors = proposals + self.timers.replay_seconds
         light = auditors + LIGHT_VOTER_SECONDS
@@ -346,12 +374,12 @@ class OpenRoundState:
 
     @property
     def proposals_due_at(self) -> float:
-        """T1 as a time."""
+        """T1 as a point in time."""
         return self._times[0]
 
     @property
     def cut_off_due_at(self) -> float:
-        """T4 as a time, after which no voter waits any more."""
+        """T4 as a point in time, after which no voter waits for ballots any more."""
         return self._times[-1]
 
     @property
@@ -367,21 +395,21 @@ class OpenRoundState:
     def trainers_in_ballot(self) -> set[bytes]:
         """The trainers that our ballot names.
 
-        It does not name a proposal without its payload. It names proposals that re-executors cannot judge only if there are no
-        others: more time would not help, and the next round is not given any.
+        The ballot does not name a proposal whose payload has not arrived. It names proposals that re-executors cannot judge only
+        if there are no other proposals: more time would not help these.
         """
         named = {trainer for trainer in self.proposals if trainer in self.delivered or trainer in self.equivocators}
         return {trainer for trainer in named if not self._is_hopeless(trainer)} or named
 
     def _is_hopeless(self, trainer: bytes) -> bool:
-        """Return whether vouches give no verdict, and further ones would not, or would be too late.
+        """Return whether the vouches give no verdict on this trainer's proposal, and further vouches would give none in time.
 
-        If f + 1 voters are unsure, one of them is honest. Each further voter could wait as long for the same buffers.
+        If f + 1 voters are unsure, at least one of them is honest. Each further voter could wait as long for the same buffers.
         """
         if self.verdicts.get(trainer) is not Verdict.ACCEPT or self.current_verdict(trainer) is not None:
             return False
         if trainer in self.vouching.started - self.vouching.own_judgements.keys():
-            return False  # our own re-execution is running
+            return False  # Our own re-execution is running.
         return not self.vouching.vouches.can_get_enough_vouches(trainer, signed_body_digest(self.proposals[trainer]))
 
     # Our own re-executions
@@ -389,7 +417,8 @@ class OpenRoundState:
     def assign_reexecutions(self, now: float) -> None:
         """Record the proposals that we must re-execute now, and our verdicts without re-execution.
 
-        A proposal that fails a cheap check is not re-executed. If its buffers do not arrive in time, we are unsure.
+        A proposal that fails a cheap check is not re-executed. If a proposal's buffers do not arrive in time, our verdict is
+        UNJUDGED.
         """
         if self.me not in self.terms.reexecutors:
             return
@@ -408,11 +437,11 @@ class OpenRoundState:
                 )
 
     def _late_at(self, trainer: bytes) -> float:
-        """Return the time from which vouches for this trainer's proposal are late."""
+        """Return the time after which more re-executors are called for this trainer's proposal."""
         return self.delivered[trainer] + VOUCH_FACTOR * self.timers.vouch_usual_seconds
 
     def _given_up_at(self, trainer: bytes) -> float:
-        """Return the time until which we wait for the buffers that this trainer's re-execution needs."""
+        """Return the time until which we wait for the trainer's buffers, without which we cannot re-execute its proposal."""
         return max(
             self.proposals_due_at, self.vouching.assigned_at[trainer] + WITHHELD_TIMEOUT_SHARE * self.timers.replay_seconds
         )
@@ -428,7 +457,7 @@ class OpenRoundState:
     # Ballot and cut-off
 
     def make_ballot_if_due(self, now: float) -> Ballot | None:
-        """Return our ballot once, when all awaited proposals are judged, or after our timeout."""
+        """Return our ballot, once, when all awaited proposals are judged, or after our timeout (T2 or T3)."""
         if self.me not in self.terms.voters or self.me in self.ballots or not self.trainers_in_ballot:
             return None
         return self._ballot() if self._ready(now) else None
@@ -437,7 +466,7 @@ class OpenRoundState:
         proposals_due, auditors_due, light_due, _ = self._times
         if now >= (auditors_due if self.is_reexecutor else light_due):
             return True
-        # A proposal that arrived without being awaited is judged, too.
+        # A proposal that arrived before T1 is judged, too, if it was not awaited.
         waited = self.trainers_in_ballot if now >= proposals_due else self.awaited_trainers | self.trainers_in_ballot
         return all(self.current_verdict(trainer) is not None or self._is_hopeless(trainer) for trainer in waited)
 
@@ -470,7 +499,7 @@ class OpenRoundState:
         return Ballot(self.terms.job, self.terms.round, self.terms.model_root, judgements)
 
     def make_cut_off_if_due(self, now: float) -> CutOff | None:
-        """Return our cut-off once, at T4, if a quorum of ballots is here and does not settle the round."""
+        """Return our cut-off, once, after T4, if a quorum of ballots has arrived and does not settle the round."""
         if now < self.cut_off_due_at or self.me not in self.terms.voters or self.me in self.cut_offs:
             return None
         if len(self.ballots) < self.terms.quorum or is_round_settled(self.terms, self.ballots, self.vouching.vouches):
@@ -485,11 +514,15 @@ class OpenRoundState:
     # Closing
 
     def certificate(self) -> RoundCertificate | None:
-        """Return a certificate that closes this round, or None. It is cached by the sizes of the tables, which only grow."""
+        """Return a certificate that closes this round, or None.
+
+        The result is cached by the sizes of the tables, which only grow.
+        """
         parts: tuple[Sized, ...] = (self.signed_ballots, self.proposals, self.signed_cut_offs, self.vouching.signed)
         progress = tuple(map(len, parts))
         if self._closed is not None and self._closed[1] is not None and not self._closed[1].cut_offs:
-            progress = (*progress[:-1], self._closed[0][-1])  # the round is settled: more vouches change nothing
+            # The round is settled, so more vouches do not change the certificate.
+            progress = (*progress[:-1], self._closed[0][-1])
         if self._closed is None or self._closed[0] != progress:
             self._closed = (progress, self._closing())
         return self._closed[1]
@@ -500,7 +533,7 @@ class OpenRoundState:
         accepted = compute_round_result(self.terms, self.ballots, self.vouching.vouches).accepted
         held = {trainer: self.proposals.get(trainer) for trainer in accepted}
         proposals = [signed for trainer, signed in held.items() if signed and signed_body_digest(signed) == accepted[trainer]]
-        # No more cut-offs than necessary: each names every ballot, and blocks are bounded.
+        # The certificate has no more cut-offs than necessary: each names every ballot, and the size of blocks is bounded.
         needed = 0 if is_round_settled(self.terms, self.ballots, self.vouching.vouches) else self.terms.faults + 1
         cut_offs = list(self.signed_cut_offs.values())[:needed]
         if len(proposals) < len(accepted) or len(cut_offs) < needed:
@@ -511,13 +544,13 @@ class OpenRoundState:
         return RoundCertificate(self.terms.job, self.terms.round, ballots, _ascending(cut_offs), _ascending(proposals), vouches)
 
     def why_certificate_refused(self, closing: RoundCertificate) -> str | None:
-        """Return why we do not prepare a fresh block with this certificate, or None.
+        """Return why this voter does not prepare a fresh block with this certificate, or None.
 
-        A leader must not veto a proposal by leaving out ballots or vouches.
+        The check prevents that a leader vetoes a proposal by omitting ballots or vouches.
         """
         if not closing.cut_offs:
             return None
-        # Voters that contradicted themselves do not count. Such a voter could send each of us another message, so that we would
+        # Voters that contradicted themselves do not count. Such a voter could send each voter another message, so that all would
         # refuse each other's blocks for ever.
         ballots = {voter: ballot for voter, ballot in self.ballots.items() if voter not in self.double_voters}
         held = compute_round_result(self.terms, ballots, self.vouching.without_double_vouchers()).accepted
@@ -527,7 +560,8 @@ class OpenRoundState:
         own = self.cut_offs.get(self.me) if self.me else None
         if own is None:
             return None
-        # Compare voters, not ballots: a liar that sends each of us another ballot must not make us refuse each other's blocks.
+        # Voters are compared, not ballots: a liar that sends each voter another ballot must not make all refuse each other's
+        # blocks.
         named = {voter for voter, signed in self.signed_ballots.items() if signed_body_digest(signed) in own.ballots}
         missing = named - {signed.signer for signed in closing.ballots}
         return f"its round certificate omits {len(missing)} ballots of our cut-off" if missing else None
@@ -545,9 +579,10 @@ def why_round_certificate_invalid(
     proposals: Mapping[bytes, Proposal],
     said: Sequence[tuple[bytes, Vouch]],
 ) -> str | None:
-    """Return why a certificate with verified signatures is invalid, or None. All peers return the same.
+    """Return why a certificate with verified signatures is invalid, or None. All peers get the same result.
 
-    `said` are its vouches with their signers. Raises `RemoteProtocolError` if a ballot or vouch does not count in this round.
+    `said` are the certificate's vouches, each after its signer. Raises `RemoteProtocolError` if a ballot or vouch does not count
+    in this round.
     """
     for parts in (closing.ballots, closing.cut_offs, closing.proposals):
         if any(left.signer >= right.signer for left, right in pairwise(parts)):

@@ -12,24 +12,26 @@ from protocol.identity import Signed
 
 @dataclass(frozen=True, slots=True)
 class RoundTerms:
-    """The terms of a round, fixed by the block that opened it, or by a later one that renewed it."""
+    """The terms of a round, which the block that opened the round fixed, or a later block that renewed the terms."""
 
     job: bytes
     round: int
     model_root: bytes
     voters: frozenset[bytes]
-    reexecutors: frozenset[bytes]  # voters with a worker; empty if no trainer is `vouched`
+    reexecutors: frozenset[bytes]  # voters with a worker; empty if no proposal needs vouches
     trainers: frozenset[bytes]
     awaited: frozenset[bytes]  # trainers whose proposals the voters wait for
     trainers_to_vouch_for: frozenset[bytes]  # trainers whose proposals need vouches before the ballot
-    successors: frozenset[tuple[bytes, bytes]] = frozenset()  # trainers that rotated in the round: former key, next key
-    voting_keys: frozenset[tuple[bytes, bytes]] = frozenset()  # (key of a trainer, other key with which its member votes)
-    called_last: frozenset[bytes] = frozenset()  # re-executors that have sent no vouch recently
-    suspended: frozenset[bytes] = frozenset()  # re-executors with false vouches, which are not called if others suffice
+    # (former key, next key) of each trainer that rotated its key in the round.
+    successors: frozenset[tuple[bytes, bytes]] = frozenset()
+    # (key of a trainer, key with which its member votes) where the two keys differ.
+    voting_keys: frozenset[tuple[bytes, bytes]] = frozenset()
+    called_last: frozenset[bytes] = frozenset()  # re-executors that have sent no vouch recently: they are called after the others
+    suspended: frozenset[bytes] = frozenset()  # re-executors with false vouches: they are not called if others suffice
 
     @property
     def signed_fields(self) -> tuple[bytes, int, bytes]:
-        """The fields that every ballot of the round repeats."""
+        """Job, round number and model root, which every ballot of the round repeats."""
         return self.job, self.round, self.model_root
 
     @property
@@ -42,7 +44,7 @@ class RoundTerms:
 
     @property
     def spare_voters(self) -> int:
-        """n − q: the number of voters that may be down while the others decide. It is at least f."""
+        """Number of voters minus quorum. The remaining voters can decide if at most this many are down. It is at least f."""
         return len(self.voters) - self.quorum
 
     def voting_key(self, trainer: bytes) -> bytes:
@@ -50,10 +52,10 @@ class RoundTerms:
         return next((voter for key, voter in self.voting_keys if key == trainer), trainer)
 
     def outnumber_faulty_voters(self, trainers: Iterable[bytes]) -> bool:
-        """Return whether f + 1 of these trainers vote. If fewer trainers vote in the round, all of them must be among these.
+        """Return whether at least f + 1 of these trainers vote, or all trainers that vote in the round if these are fewer.
 
-        f bounds the number of faulty voters. Trainers that do not vote are not counted, since one liar may have invited many.
-        If no trainer votes, all trainers count as voting ones.
+        f bounds the number of faulty voters. Trainers that do not vote are not counted, since one liar may have invited many. If
+        no trainer votes, all trainers count as voters.
         """
         voting = {self.voting_key(trainer) for trainer in self.trainers} & self.voters or self.trainers
         among = {self.voting_key(trainer) for trainer in trainers} & voting
@@ -61,5 +63,5 @@ class RoundTerms:
 
 
 def signed_body_digest(signed: Signed) -> bytes:
-    """Return the digest by which ballots and vouches name a proposal, and cut-offs name a ballot."""
+    """Return the digest of a signed message. Ballots and vouches name a proposal by it, and cut-offs name a ballot."""
     return hashlib.sha256(signed.body).digest()

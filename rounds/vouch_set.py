@@ -1,14 +1,14 @@
-"""Vouching: some voters re-execute a proposal and sign a Vouch, and the other voters rely on it.
+"""Vouching: some voters re-execute a proposal and sign a Vouch, and other voters rely on the vouches.
 
-At most f of a round's voters lie. A proposal needs accepting vouches of k voters other than its trainer. k is so large that one
-of these voters is honest:
+At most f of a round's voters are faulty. A proposal needs accepting vouches of k voters other than its trainer. k is so large
+that at least one of these voters is honest:
 
-| the trainer of a false update | other liars | k     |
-| votes: it is one of the f     | f − 1       | f     |
-| does not vote                 | f           | f + 1 |
+| the trainer of a false update | other faulty voters | k     |
+| votes: it is one of the f     | f − 1               | f     |
+| does not vote                 | f                   | f + 1 |
 
-The round's terms, as opened or last renewed, define which keys vote. If f is 0, still one other voter with a worker re-executes,
-if there is one. A vouch does not prove that its voter has re-executed the proposal.
+The round's terms, as opened or last renewed, define which keys vote. If f is 0, one other voter with a worker must vouch
+nevertheless, if there is one. A vouch does not prove that its voter has re-executed the proposal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from protocol.units import display_round_number
 from protocol.verdicts import OBJECTIVE_CODES_FIRST, Verdict
 from rounds.round_terms import RoundTerms
 
-# rounds with the same order of calls; a re-executor fetches two buffers of each trainer that is new to it
+# Number of consecutive rounds with the same order of calls. After a change, re-executors have to fetch two buffers of each new
+# trainer.
 REEXECUTOR_ORDER_ROUNDS = 8
 
 
@@ -36,7 +37,7 @@ def _accepts(verdict: Verdict) -> bool:
 
 
 def _rejects(verdict: Verdict) -> bool:
-    """Return whether a verdict is a rejection, which UNJUDGED is not."""
+    """Return whether a verdict is a rejection. UNJUDGED is no rejection."""
     return verdict not in (Verdict.ACCEPT, Verdict.UNJUDGED)
 
 
@@ -56,10 +57,11 @@ def vouches_needed(terms: RoundTerms, trainer: bytes) -> int:
 
 
 def reexecutor_order(terms: RoundTerms, trainer: bytes) -> tuple[bytes, ...]:
-    """Return the voters that may vouch for a proposal of this trainer, in the order of their calls.
+    """Return the voters that may vouch for a proposal of this trainer, in the order in which they are called to re-execute it.
 
-    All voters with a worker form a ring, and the calls begin after the trainer. A hash orders the ring anew every
-    `REEXECUTOR_ORDER_ROUNDS` rounds. So the work is distributed evenly, and no voter can choose its trainers.
+    All voters with a worker form a ring, and the calls begin behind the trainer's place. A hash orders the ring anew every
+    `REEXECUTOR_ORDER_ROUNDS` rounds. So the work is distributed evenly, and no voter can choose the trainers whose proposals it
+    re-executes.
     """
     seed = b"folkmoot/ring\x00" + terms.job + (terms.round // REEXECUTOR_ORDER_ROUNDS).to_bytes(8, "big")
     key = terms.voting_key(trainer)
@@ -71,7 +73,7 @@ def reexecutor_order(terms: RoundTerms, trainer: bytes) -> tuple[bytes, ...]:
 
 
 def check_vouch(terms: RoundTerms, voter: bytes, vouch: Vouch) -> None:
-    """Raise `RemoteProtocolError` if this vouch does not count in this round."""
+    """Raise `RemoteProtocolError` if a vouch does not count in a round with these terms."""
     if voter not in terms.reexecutors:
         raise RemoteProtocolError("not-a-voter", f"vouch of {short_id(voter)}, which is not a re-executor in this round")
     if (vouch.job, vouch.round) != (terms.job, terms.round):
@@ -90,10 +92,10 @@ def check_judgements(trainers: Set[bytes], judgements: Sequence[Judgement], what
 
 @dataclass(slots=True)
 class VouchSet:
-    """The known vouches of one round. A trainer's vouch for itself does not count."""
+    """The known vouches of one round. A trainer's vouch for its own proposal does not count."""
 
     terms: RoundTerms
-    # (trainer, proposal) -> voter -> its verdict
+    # By (trainer, proposal digest): the verdict of each voter.
     verdicts: dict[tuple[bytes, bytes], dict[bytes, Verdict]] = field(default_factory=dict)
     _rings: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)
 
@@ -105,7 +107,7 @@ class VouchSet:
         return made
 
     def add_vouch(self, voter: bytes, vouch: Vouch) -> None:
-        """Count a checked vouch. A voter's first verdict on a proposal counts."""
+        """Add a vouch that passed `check_vouch`. Only a voter's first verdict on a proposal counts."""
         for judgement in vouch.judgements:
             if voter != self.terms.voting_key(judgement.trainer):
                 self.verdicts.setdefault((judgement.trainer, judgement.proposal), {}).setdefault(voter, judgement.verdict)
@@ -122,16 +124,19 @@ class VouchSet:
         return self.reexecutors(trainer)[: self._at_once(trainer)]
 
     def _at_once(self, trainer: bytes) -> int:
-        """Return k, or f + 1 for a trainer that is not awaited: a rejection needs f + 1 voters."""
+        """Return how many re-executors are called at once: k, or at least f + 1 for a trainer that is not awaited."""
         needed = vouches_needed(self.terms, trainer)
         return needed if trainer in self.terms.awaited else max(needed, self.terms.faults + 1)
 
     def accepting_voters(self, trainer: bytes, proposal: bytes) -> list[bytes]:
-        """Return the voters that accept a proposal, in the order of calls."""
+        """Return the voters whose vouches accept a proposal, in the order of calls."""
         return self._with(trainer, proposal, _accepts)
 
     def rejecting_voters(self, trainer: bytes, proposal: bytes) -> list[bytes]:
-        """Return the voters that reject a proposal: first those that re-executed it, then the others, in the order of calls."""
+        """Return the voters whose vouches reject a proposal, in the order of calls.
+
+        Voters that re-executed it precede all others.
+        """
         verdicts = self._of(trainer, proposal)
         return sorted(self._with(trainer, proposal, _rejects), key=lambda voter: not is_replay_rejection(verdicts[voter]))
 
@@ -148,24 +153,27 @@ class VouchSet:
         return self.has_enough_vouches(trainer, proposal) or self.rejection_reason(trainer, proposal) is not None
 
     def can_get_enough_vouches(self, trainer: bytes, proposal: bytes) -> bool:
-        """Return whether further vouches may reach k. False also if more than f voters are unsure."""
+        """Return whether further vouches may bring the accepting vouches to k.
+
+        The result is false if more than f voters are unsure.
+        """
         verdicts = self._of(trainer, proposal)
         silent = len(set(self.reexecutors(trainer)) - verdicts.keys())
         accepts, unsure = sum(map(_accepts, verdicts.values())), sum(verdict is Verdict.UNJUDGED for verdict in verdicts.values())
         return unsure <= self.terms.faults and accepts + silent >= vouches_needed(self.terms, trainer)
 
     def rejection_reason(self, trainer: bytes, proposal: bytes) -> Verdict | None:
-        """Return the most frequent reason if f + 1 voters reject the proposal: fewer may be liars. Ties go to the lower code."""
+        """Return the most frequent reason if f + 1 voters reject the proposal, else None. In a tie the lower code wins."""
         reasons = Counter(filter(_rejects, self._of(trainer, proposal).values()))
         if reasons.total() <= self.terms.faults:
             return None
         return max(reasons, key=lambda verdict: (reasons[verdict], -verdict))
 
     def assigned_reexecutors(self, trainer: bytes, proposal: bytes, is_late: bool) -> tuple[bytes, ...]:
-        """Return the re-executors that are called so far: some at once, and one more for each of these that does not accept.
+        """Return the re-executors that are called so far: some at once, and one more for each called voter that does not accept.
 
-        If vouches are late, n − q more are called, or one for each rejection if that is more. So many voters may be down while
-        the others decide. This covers all liars, which reject or are silent, since f is at most n − q.
+        If vouches are late, as many more are called as voters may be down (`spare_voters`), or one for each rejection if that is
+        more. This covers all faulty voters, which reject or are silent: f is at most `spare_voters`.
         """
         ring, verdicts = self.reexecutors(trainer), self._of(trainer, proposal)
         count, before, needed = self._at_once(trainer), -1, vouches_needed(self.terms, trainer)
@@ -178,7 +186,7 @@ class VouchSet:
         return ring[:count]
 
     def trainers_with_invalid_updates(self, accepted: Mapping[bytes, bytes]) -> frozenset[bytes]:
-        """Return the trainers with a proposal that was not accepted and that f + 1 voters found false by re-execution.
+        """Return the trainers of proposals that were not accepted and that f + 1 voters found false by re-execution.
 
         At least two voters are needed, even if f is 0, since one machine may be broken. Rejections by cheap checks do not count:
         if training diverges, honest updates are rejected for their norm, too.
@@ -191,7 +199,7 @@ class VouchSet:
         )
 
     def wrong_vouchers(self, accepted: Mapping[bytes, bytes]) -> frozenset[bytes]:
-        """Return the voters that rejected an accepted proposal, or accepted one that f + 1 voters rejected."""
+        """Return the voters whose vouch rejects an accepted proposal, or accepts a proposal that f + 1 voters rejected."""
         against = [set(self.rejecting_voters(trainer, proposal)) for trainer, proposal in accepted.items()]
         refused = [key for key in self.verdicts if accepted.get(key[0]) != key[1] and self.rejection_reason(*key) is not None]
         return frozenset().union(*against, *(self.accepting_voters(*key) for key in refused))
@@ -210,39 +218,47 @@ class VouchSet:
 
 @dataclass(slots=True)
 class VouchState:
-    """The vouches of one open round at one peer, and the peer's own re-executions. It does no I/O, as `rounds.round_state`.
+    """The vouches of one open round at one peer, and the peer's own re-executions. This class does no I/O.
 
-    `me` is None for a peer that does not vote in the round.
+    `me` is the peer's key; None for a peer that does not vote in the round.
     """
 
     terms: RoundTerms
     me: bytes | None
     vouches: VouchSet
-    signed: dict[tuple[bytes, bytes], Signed] = field(default_factory=dict)  # (signer, body) -> vouch, in order of arrival
+    signed: dict[tuple[bytes, bytes], Signed] = field(default_factory=dict)  # vouches by (signer, body), in order of arrival
     double_vouchers: set[bytes] = field(default_factory=set)
-    own_judgements: dict[bytes, Judgement] = field(default_factory=dict)  # trainer -> our own verdict, even before it is signed
-    assigned_at: dict[bytes, float] = field(default_factory=dict)  # trainer -> time of our call to re-execute its proposal
-    started: set[bytes] = field(default_factory=set)  # trainers whose re-execution here has begun, since their buffers arrived
-    vouch_seconds: list[float] = field(default_factory=list)  # times from delivery to vouch, of voters that were called at once
-    _said: dict[tuple[bytes, bytes], tuple[Judgement, Signed]] = field(default_factory=dict)  # (voter, trainer) -> verdict, vouch
+    # Our own verdict by trainer, even before we have signed it in a vouch.
+    own_judgements: dict[bytes, Judgement] = field(default_factory=dict)
+    # Time at which we were called to re-execute a proposal, by trainer.
+    assigned_at: dict[bytes, float] = field(default_factory=dict)
+    started: set[bytes] = field(default_factory=set)  # trainers whose buffers have arrived, so that our re-execution has begun
+    # Seconds from delivery of a payload to a vouch, of voters that were called at once.
+    vouch_seconds: list[float] = field(default_factory=list)
+    # By (voter, trainer): judgement, signed vouch.
+    _said: dict[tuple[bytes, bytes], tuple[Judgement, Signed]] = field(default_factory=dict)
 
     # Input
 
     def new_judgements(self, voter: bytes, vouch: Vouch) -> list[Judgement]:
-        """Return the judgements on trainers that are new from this voter. Empty if the vouch contradicts a former one."""
+        """Return the judgements in a vouch on trainers that this voter has not judged before.
+
+        Empty if the vouch contradicts a former one.
+        """
         if self._contradicted(voter, vouch) is not None:
             return []
         return [judgement for judgement in vouch.judgements if (voter, judgement.trainer) not in self._said]
 
     def _contradicted(self, voter: bytes, vouch: Vouch) -> Signed | None:
-        """Return a former, different vouch of this voter that names one of these trainers, or None."""
+        """Return a former, different vouch of this voter that names a trainer of `vouch`, or None."""
         known = (said for judgement in vouch.judgements if (said := self._said.get((voter, judgement.trainer))))
         return next((before for _, before in known if before.body != encode(vouch)), None)
 
     def add_vouch(self, signed: Signed, vouch: Vouch) -> tuple[Signed, Signed] | None:
-        """Keep a new vouch. Raises `RemoteProtocolError` if it does not count in this round.
+        """Add a vouch. Raises `RemoteProtocolError` if it does not count in this round.
 
-        Two different vouches of one voter that name one trainer are evidence, which is returned once. The first vouch counts.
+        Two different vouches of one voter that name the same trainer are evidence, which is returned once. The first vouch
+        counts.
         """
         check_vouch(self.terms, signed.signer, vouch)
         voter = signed.signer
@@ -261,19 +277,20 @@ class VouchState:
         return None
 
     def record_vouch_seconds(self, voter: bytes, trainer: bytes, seconds: float) -> None:
-        """Keep the time from delivery to vouch, if the voter was called at once and the trainer votes.
+        """Record the seconds from delivery to vouch, if the voter was called at once and the trainer votes.
 
-        Calls of other voters depend on earlier measurements. Trainers that do not vote may all be liars, and slow on purpose.
+        The times of voters that were called later depend on earlier measurements. Trainers that do not vote may all be liars, and
+        slow on purpose.
         """
         if self.terms.voting_key(trainer) in self.terms.voters and voter in self.vouches.first_assigned(trainer):
             self.vouch_seconds.append(seconds)
 
     def record_own_judgement(self, judgement: Judgement) -> None:
-        """Record our own verdict. The first one on a trainer is final, since a second one would be evidence against us."""
+        """Record our own verdict on a trainer. The first verdict is final, since a second one would be evidence against us."""
         self.own_judgements.setdefault(judgement.trainer, judgement)
 
     def import_from(self, other: VouchState) -> None:
-        """Import the vouches of current re-executors from this round's state before its terms were renewed."""
+        """Import the vouches of current re-executors from `other`, the state of this round before its terms were renewed."""
         for signed in other.signed.values():
             if signed.signer in self.terms.reexecutors:
                 self.add_vouch(signed, decode_message(signed.body, (Vouch,)))
@@ -290,10 +307,10 @@ class VouchState:
         return self.me is not None and self.me in self.vouches.assigned_reexecutors(trainer, proposal, is_late)
 
     def make_vouch_if_due(self) -> Vouch | None:
-        """Return our next vouch, or None.
+        """Return our next vouch, with all our verdicts that we have not signed yet, or None.
 
-        While other re-executions run here, it waits until it has as many verdicts as all former vouches together: each vouch
-        adds a signature to the block, which is bounded.
+        While further re-executions of ours run, the vouch waits until it has as many verdicts as all our former vouches together.
+        Each vouch adds a signature to the block, whose size is bounded.
         """
         own = {trainer for voter, trainer in self._said if voter == self.me}
         new = sorted(self.own_judgements.keys() - own)
@@ -326,7 +343,7 @@ class VouchState:
         return tuple(signed for _, signed in sorted(chosen.items()))
 
     def without_double_vouchers(self) -> VouchSet:
-        """Return the vouches of voters without contradictory vouches."""
+        """Return the set of vouches without those of voters that signed contradictory vouches."""
         made = VouchSet(self.terms)
         for key, verdicts in self.vouches.verdicts.items():
             made.verdicts[key] = {voter: said for voter, said in verdicts.items() if voter not in self.double_vouchers}

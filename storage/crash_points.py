@@ -1,7 +1,7 @@
 """Names of the moments before and after each durable write, at which a test can kill a peer.
 
-With `FOLKMOOT_CRASH_AT=before-append-prepare:3` in its environment a process kills itself with SIGKILL when it reaches that point
-for the third time. Without the variable the points do nothing.
+With `FOLKMOOT_CRASH_AT=before-append-prepare:3` in its environment, a process kills itself with SIGKILL when it reaches this
+crash point for the third time. Without the variable, crash points have no effect.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 CRASH_POINT_VARIABLE = "FOLKMOOT_CRASH_AT"
 
-# Name of a durable write -> its command or moment, and its content.
+# For each name of a durable write, the command or the moment of the write, and its content.
 WRITES = {
     "identity.key": "`peer init`, `identity` and `join`: the secret key",
     "identity.next": "`peer rekey`: the new key, until the network has decided the rotation",
@@ -72,7 +72,7 @@ _trap = _armed()
 
 @contextmanager
 def crash_points(write: str) -> Iterator[None]:
-    """Reach the point before the block, and the point after it if it raises nothing."""
+    """Reach the crash point before the `with` block, and the crash point after it unless the block raises."""
     reach_point("before", write)
     yield
     reach_point("after", write)

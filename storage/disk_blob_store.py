@@ -1,9 +1,10 @@
 """Content-addressed files in two folders: kept blobs, and temporary blobs that only audits need.
 
-Payloads and data are kept. Buffers of trainers are temporary: they are deleted after the audits that need them. A payload is lent
-to each round that names it until the round's accepted payloads are decided (`add_round_reference`). A note file beside the blob
-lists these rounds. Blobs that the audits of one round need are linked into one folder, and deleted together after them. An object
-larger than a part is one file like any other. Its list and its incomplete data are in `storage.multipart_objects`.
+Payloads and data are kept blobs. Buffers of trainers are temporary: they are deleted after the audits that need them. A payload
+is *lent* to each round with a proposal that names it, until the round's accepted payloads are decided (`add_round_reference`). A
+note file beside the blob lists the rounds that it is lent to. Blobs that the audits of one round need are linked into one folder,
+and deleted together after these audits. An object larger than a part is one file like any other. `storage.multipart_objects`
+stores its list of parts and its incomplete data.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from storage.multipart_objects import LIST_SUFFIX, MultipartStore, PartWriter
 from transport.blobs.blob_store import MissingParts
 
 PIN_SUFFIX = ".lent"  # suffix of a note file, which lists the rounds that a blob is lent to
-UNFINISHED_SUFFIX = ".made"  # suffix of a folder of links that is not complete yet
-JOB_BYTES = 16  # part of a job's id in a folder's name, which distinguishes jobs
+UNFINISHED_SUFFIX = ".made"  # suffix of the folder of a round while its links are made
+JOB_BYTES = 16  # bytes of a job's id in the name of a round's folder: enough to distinguish jobs
 
-AddList = Callable[[bytes, bytes], bool]  # (digest, its bytes) -> whether they are a list of parts, which is then stored
+# A function of digest and bytes: if the bytes are the list of parts of this object, it stores them and returns true.
+AddList = Callable[[bytes, bytes], bool]
 log = logging.getLogger(__name__)
 
 
@@ -40,13 +42,14 @@ class DiskBlobStore:
     def __init__(self, kept: Path, passing: Path, part_bytes: int = BLOB_PART_BYTES) -> None:
         self._kept, self._passing = kept, passing
         self._parts = MultipartStore(kept / "parts", part_bytes)
-        self._lent: dict[bytes, frozenset[tuple[bytes, int]]] = {}  # digest -> (job, round) of its references
-        self._borrowed: set[bytes] = set()  # lent digests that were not stored before they were lent
+        # By digest of a lent blob, (job, round) of the rounds that it is lent to.
+        self._lent: dict[bytes, frozenset[tuple[bytes, int]]] = {}
+        self._borrowed: set[bytes] = set()  # digests of lent blobs that were not stored before they were lent
         self._loans_lock = threading.RLock()
-        self._expected_to_pass: dict[bytes, frozenset[object]] = {}  # digest -> its owners
-        self._together: dict[bytes, Path] = {}  # digest -> a round's folder with a link to it
-        self._whole: set[Path] = set()  # folders that this process has written or verified
-        self._together_lock = threading.Lock()  # training retains and audits delete in different threads
+        self._expected_to_pass: dict[bytes, frozenset[object]] = {}  # owners of temporary blobs, by digest
+        self._together: dict[bytes, Path] = {}  # by digest, the folder of a round with a link to the blob
+        self._whole: set[Path] = set()  # folders of rounds that this process has written or verified
+        self._together_lock = threading.Lock()  # training retains rounds and audits delete rounds, in different threads
         self._numbers = itertools.count()
         for folder in (kept, passing):
             with explain_os_errors(folder):
@@ -57,7 +60,7 @@ class DiskBlobStore:
         self._load_pins()
 
     def path(self, digest: bytes) -> Path:
-        """Return the path of a blob, or the path that it would get."""
+        """Return the path of a blob. For a missing blob, return the path that it would get."""
         name = digest.hex()
         if os.path.exists(os.path.join(self._passing, name)):
             return self._passing / name
@@ -73,12 +76,15 @@ class DiskBlobStore:
             return None
 
     def is_audit_data(self, digest: bytes) -> bool:
-        """Return whether this blob, or the object of this part, is or would be stored for audits only."""
+        """Return whether a blob is temporary, or would be if it were stored. For a part: whether its object is."""
         places = self._parts.part_positions(digest)
         return self.path(places[0][0] if places else digest).parent != self._kept
 
     def read_range(self, digest: bytes, offset: int = 0, length: int = -1) -> bytes:
-        """Return `length` bytes from `offset`, or all the rest. Raises `MissingBlobError` if the blob is missing."""
+        """Return `length` bytes of a blob from `offset`, or all bytes from `offset` by default.
+
+        Raises `MissingBlobError` if the blob is missing.
+        """
         return _read(self.path(digest), offset, length)
 
     def read_blob(self, digest: bytes, size_max: int) -> bytes:
@@ -91,8 +97,8 @@ class DiskBlobStore:
     def open_writer(self, digest: bytes, total: int, of: bytes | None = None) -> BlobFileWriter | PartWriter:
         """Return a writer for a blob of `total` bytes, or for a part of the object `of`.
 
-        Several writers of one blob may be open, each with its own file, and all finish with the same bytes. A blob that proves
-        to be a list of parts is stored as one.
+        Several writers of one blob may be open. Each has its own file, and all finish with the same bytes. If the bytes are the
+        list of parts of the object `digest`, they are stored as this list.
         """
         if of is not None:
             return PartWriter(self._parts, digest, total)
@@ -100,7 +106,10 @@ class DiskBlobStore:
         return BlobFileWriter(self.path(digest), digest, total, next(self._numbers), BlobHasher(self._parts.part_bytes), take)
 
     def add_bytes(self, data: bytes) -> bytes:
-        """Store `data` durably and return its digest. The digest of an object larger than a part is that of its list."""
+        """Store `data` durably and return its digest.
+
+        The digest of an object larger than a part is the digest of its list of parts.
+        """
         hasher = BlobHasher(self._parts.part_bytes)
         hasher.update(data)
         digest = hasher.digest()
@@ -118,8 +127,8 @@ class DiskBlobStore:
     def adopt_file(self, file: Path, digest: bytes, lent: tuple[bytes, int] | None = None) -> None:
         """Move a finished file on the same file system into the store, durably. The caller guarantees its digest.
 
-        The list of an object with parts is beside the file (`storage.multipart_objects.write_list`). `lent` is the job and the
-        round of `add_round_reference`, or None for a blob that is kept.
+        If the object has parts, their list is beside the file (`storage.multipart_objects.write_list`). `lent` is the job and the
+        round that the blob is lent to (`add_round_reference`), or None for a kept blob.
         """
         if lent is None:
             self._delete_pin(digest)
@@ -128,7 +137,7 @@ class DiskBlobStore:
         path = self.path(digest)
         with self._parts.pause_sweeps(), explain_os_errors(path), crash_points("blob"):
             listed = file.with_name(f"{file.name}{LIST_SUFFIX}")
-            # The list is stored first: a blob without its list would be served as an object without parts.
+            # The list of parts is stored first: without it the blob would be served as an object without parts.
             with contextlib.suppress(FileNotFoundError):
                 is_list = self._parts.add_encoded_list(digest, listed.read_bytes())
                 assert is_list, f"{listed} is not the list of {digest.hex()}"
@@ -138,10 +147,10 @@ class DiskBlobStore:
             os.replace(file, path)
             sync_directory(path.parent)
 
-    # Lists and parts, which are transferred as blobs of their own
+    # Lists and parts, which are transferred like blobs
 
     def piece_size(self, digest: bytes) -> int | None:
-        """Return the bytes of the piece with this digest: a part, the list of an object with parts, or any other blob."""
+        """Return how many bytes the piece with this digest has: a part, the list of an object with parts, or any other blob."""
         if (parts := self._parts.find_list(digest)) is not None:
             return parts.list_bytes
         found = self._find_part(digest)
@@ -156,7 +165,7 @@ class DiskBlobStore:
         return self.read_range(digest, offset, length)
 
     def _find_part(self, part: bytes) -> tuple[Path, int, int] | None:
-        """Return a file with this part, the offset of the part and its size in bytes."""
+        """Return the path of a file with this part, the part's offset in it and its size in bytes; None if no file has it."""
         for digest, index in self._parts.part_positions(part):
             parts, path = self._parts.find_list(digest), self._parts.partial_path(digest) or self._find_blob(digest)
             if parts is not None and path is not None and not self._parts.lacks_part(digest, index):
@@ -164,7 +173,7 @@ class DiskBlobStore:
         return None
 
     def missing_parts(self, digest: bytes) -> MissingParts | None:
-        """Return the missing parts of an object whose list is stored. None: its list is missing."""
+        """Return the missing parts of an object; None if its list is not stored."""
         parts = self._parts.find_list(digest)
         return None if parts is None else MissingParts(parts.total, self._parts.missing_parts(digest))
 
@@ -178,7 +187,7 @@ class DiskBlobStore:
         self._parts.sweep_partial(wanted, self._find_blob)
 
     def _find_blob(self, digest: bytes) -> Path | None:
-        """Return the path of a blob, even in a round's folder that `verify_retained` has not read yet."""
+        """Return the path of a stored blob, even in a folder that `verify_retained` has not read; None if it is missing."""
         name = digest.hex()
         if os.path.exists(path := self.path(digest)):
             return path
@@ -187,9 +196,10 @@ class DiskBlobStore:
     # Lent blobs
 
     def add_round_reference(self, digest: bytes, job: bytes, round: int) -> None:
-        """Record that a proposal of this round names a blob. `drop_blobs` spares it until `release_round_references`.
+        """Lend a blob to a round, since a proposal of this round names it.
 
-        A blob that was not stored before is deleted at that release, unless a round accepted it or `pin_blob` was called.
+        `drop_blobs` spares the blob until `release_round_references`. A blob that was not stored before its loan is deleted at
+        the release, unless a round accepted it or `pin_blob` was called.
         """
         with self._loans_lock:
             if self.size(digest) is None:
@@ -201,13 +211,13 @@ class DiskBlobStore:
                     note.write_text(json.dumps([(key.hex(), number) for key, number in rounds]))
 
     def round_references(self) -> dict[bytes, frozenset[tuple[bytes, int]]]:
-        """Return the rounds that each digest is lent to, as (job, number)."""
+        """Return, by digest, the rounds that a blob is lent to, as (job, number)."""
         return dict(self._lent)
 
     def release_round_references(self, digest: bytes, rounds: frozenset[tuple[bytes, int]], keeps: bool) -> None:
-        """End the loan of a blob to these rounds. Delete a blob that was only lent, unless a round accepted it (`keeps`).
+        """End the loan of a blob to these rounds. Delete the blob if it was only lent, unless a round accepted it (`keeps`).
 
-        Do nothing if the blob was lent to another round since.
+        Do nothing if the blob has been lent to another round in the meantime.
         """
         with self._loans_lock:
             if self._lent.get(digest) != rounds:
@@ -233,7 +243,7 @@ class DiskBlobStore:
         return self._kept / f"{digest.hex()}{PIN_SUFFIX}"
 
     def _load_pins(self) -> None:
-        """Read the notes of loans. A note that a crash cut off is ignored, and its blob stays."""
+        """Read the notes of loans. A note that a crash left incomplete is ignored, and its blob stays."""
         for note in self._kept.glob(f"*{PIN_SUFFIX}"):
             with explain_os_errors(note, "read"), contextlib.suppress(ValueError):
                 rounds = frozenset((bytes.fromhex(job), int(number)) for job, number in json.loads(note.read_text()))
@@ -241,7 +251,7 @@ class DiskBlobStore:
         self._borrowed |= self._lent.keys()
 
     def _delete_pin(self, digest: bytes) -> None:
-        """Keep a lent blob after its rounds, because something else needs it too."""
+        """Delete the note of a lent blob, so that the blob stays after its rounds."""
         with self._loans_lock:
             if digest in self._borrowed:
                 self._borrowed.discard(digest)
@@ -251,12 +261,15 @@ class DiskBlobStore:
     # Temporary blobs
 
     def mark_temporary(self, digest: bytes, owner: object) -> None:
-        """Let `delete_unowned` delete a blob once its owners are released, unless it is kept already. It may precede the blob."""
+        """Add an owner to a temporary blob, which may be stored later.
+
+        `delete_unowned` deletes the blob when all its owners are released. A kept blob is not changed.
+        """
         if digest in self._borrowed or self.size(digest) is None or (self._passing / digest.hex()).exists():
             self._expected_to_pass[digest] = self._expected_to_pass.get(digest, frozenset()) | {owner}
 
     def pin_blob(self, digest: bytes) -> None:
-        """Keep a blob that was temporary or lent."""
+        """Make a temporary or lent blob a kept blob."""
         self._delete_pin(digest)
         self._expected_to_pass.pop(digest, None)
         passing, kept = self._passing / digest.hex(), self._kept / digest.hex()
@@ -267,7 +280,7 @@ class DiskBlobStore:
                     sync_directory(self._kept)
 
     def delete_blob(self, digest: bytes) -> None:
-        """Delete a blob durably, even one that is kept or lent."""
+        """Delete a blob durably, even a kept or lent one."""
         self._expected_to_pass.pop(digest, None)
         path = self.path(digest)
         with explain_os_errors(path):
@@ -277,7 +290,7 @@ class DiskBlobStore:
             self._parts.forget_object(digest)
 
     def drop_blobs(self, digests: Iterable[bytes]) -> None:
-        """Delete kept blobs that are not lent. The deletion is not durable: they may reappear if the machine stops."""
+        """Delete kept blobs that are not lent. The deletion is not durable: the blobs may reappear if the machine stops."""
         for digest in digests:
             with self._loans_lock:
                 if digest not in self._lent:
@@ -292,14 +305,17 @@ class DiskBlobStore:
         for file in self._passing.iterdir():
             if file.suffix == ".part" or "-" in file.name or (digest := bytes.fromhex(file.name)) in keep:
                 continue
-            if digest not in self._expected_to_pass:  # an owner may have appeared since `keep` was computed
+            if digest not in self._expected_to_pass:  # The blob may have got an owner since `keep` was computed.
                 file.unlink(missing_ok=True)
         self._parts.forget_deleted(self._find_blob)
 
-    # Blobs of a round that are deleted together
+    # Blobs of a round, which are deleted together
 
     def retain_round(self, job: bytes, round: int, digests: Iterable[bytes]) -> None:
-        """Link the stored blobs among these digests into the round's folder, durably. They stay until `delete_rounds`."""
+        """Link the blobs with these digests, as far as they are stored, into the round's folder, durably.
+
+        They stay until `delete_rounds`.
+        """
         folder = self._passing / _folder_name(job, round)
         with self._together_lock, self._parts.pause_sweeps(), explain_os_errors(folder), crash_points("blob"):
             made = folder.with_name(f"{folder.name}{UNFINISHED_SUFFIX}")
@@ -308,7 +324,8 @@ class DiskBlobStore:
                 with contextlib.suppress(FileNotFoundError, FileExistsError):
                     os.link(self.path(digest), made / digest.hex())
             sync_directory(made)
-            shutil.rmtree(folder, ignore_errors=True)  # left by a crash in the same round; the links may be to its files
+            # The old folder is left by a crash in the same round. The new links may point to its files, so it is deleted last.
+            shutil.rmtree(folder, ignore_errors=True)
             made.rename(folder)
             sync_directory(self._passing)
             self._register_folder(folder)
@@ -316,14 +333,15 @@ class DiskBlobStore:
     def verify_retained(self) -> None:
         """Verify and register the folders of rounds that an earlier process retained, and delete damaged files.
 
-        A damaged file must go: a peer that sends bytes with the wrong hash loses its link. This reads every file and may run in a
-        thread.
+        A damaged file must be deleted, since a peer that sends bytes with the wrong hash loses its link. The call reads every
+        file and may run in a thread.
         """
         with self._together_lock:
             for left in self._passing.glob(f"*{UNFINISHED_SUFFIX}"):
                 shutil.rmtree(left, ignore_errors=True)
         for folder in sorted(set(self._folders()) - self._whole):
-            with explain_os_errors(folder, "read"), contextlib.suppress(FileNotFoundError):  # the folder was deleted since
+            # The folder has been deleted in the meantime.
+            with explain_os_errors(folder, "read"), contextlib.suppress(FileNotFoundError):
                 for file in list(folder.iterdir()):
                     if not self._is_whole(file):
                         self._delete_damaged(file)
@@ -333,24 +351,25 @@ class DiskBlobStore:
     def _delete_damaged(self, file: Path) -> None:
         log.warning("%s is damaged: this peer deletes it and can no longer show it to auditors", file)
         with contextlib.suppress(FileNotFoundError):
-            if (passing := self._passing / file.name).samefile(file):  # a good copy may have arrived since
+            # The temporary blob is deleted only if it is this damaged file, and not a good copy that arrived later.
+            if (passing := self._passing / file.name).samefile(file):
                 passing.unlink()
         file.unlink(missing_ok=True)
 
     def retained_rounds(self) -> list[tuple[bytes, int]]:
-        """Return (first JOB_BYTES bytes of the job's id, round) of each round with a folder."""
+        """Return (first JOB_BYTES bytes of the job's id, number) of each round that has a folder."""
         names = [folder.name.partition("-") for folder in self._folders()]
         return [(bytes.fromhex(job), int(number)) for job, _, number in names]
 
     def delete_rounds(self, rounds: Iterable[tuple[bytes, int]]) -> None:
-        """Delete the folders of these rounds, which are named as by `retained_rounds`."""
+        """Delete the folders of these rounds. The rounds are named as in `retained_rounds`."""
         with self._together_lock:
             for job, number in rounds:
                 folder = self._passing / _folder_name(job, number)
                 shutil.rmtree(folder, ignore_errors=True)
                 self._whole.discard(folder)
             listed: dict[bytes, Path] = {}
-            for folder in self._whole:  # another folder may have a link to the same blob
+            for folder in self._whole:  # Another folder may have a link to a blob of a deleted folder.
                 listed |= _listed(folder)
             self._together = listed
         self._parts.forget_deleted(self._find_blob)
@@ -364,7 +383,7 @@ class DiskBlobStore:
         except FileNotFoundError:
             raise
         except OSError:
-            return False  # an unreadable sector
+            return False  # The disk has an unreadable sector.
 
     def _folders(self) -> list[Path]:
         return [path for path in self._passing.iterdir() if path.is_dir() and path.suffix != UNFINISHED_SUFFIX]
@@ -389,7 +408,7 @@ def _folder_name(job: bytes, round: int) -> str:
 
 
 class BlobFileWriter:
-    """A writer of one blob. Exactly one of `finish` and `abort` ends it."""
+    """A writer of one blob. Exactly one call of `finish` or `abort` ends it."""
 
     def __init__(
         self, path: Path, digest: bytes, total: int, number: int, hasher: BlobHasher, take_list: AddList | None = None
@@ -432,7 +451,7 @@ class BlobFileWriter:
             raise
 
     def abort(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk refuses the buffered bytes, which nobody needs
+        with contextlib.suppress(OSError):  # Closing writes buffered bytes, which nobody needs, and fails on a full disk.
             self._file.close()
         with contextlib.suppress(OSError):
             self._part.unlink(missing_ok=True)

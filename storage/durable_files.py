@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable. Raises `OSError`."""
+    """Make the names of files in a directory durable: new, renamed and deleted ones. Raises `OSError`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -47,7 +47,10 @@ def lock_file(descriptor: int, operation: int, path: Path) -> None:
 
 @contextmanager
 def atomic_write(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """Yield a stream whose bytes replace the file at `path` durably, or not at all if the block fails. Raises `OSError`."""
+    """Yield a stream whose bytes replace the file at `path` durably, or not at all if the `with` block fails.
+
+    Raises `OSError`.
+    """
     part = path.with_name(path.name + ".part")
     try:
         with open(part, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as stream:
@@ -70,7 +73,7 @@ def is_descriptor_shortage(error: BaseException | None) -> bool:
 
 @contextmanager
 def skip_without_descriptors(what: str) -> Iterator[None]:
-    """Skip the rest of the block if no file descriptor is left. A later call does the same work."""
+    """Skip the rest of the `with` block if no file descriptor is left. Use it only for work that a later call does again."""
     try:
         yield
     except (OSError, StorageError) as error:
@@ -81,7 +84,7 @@ def skip_without_descriptors(what: str) -> Iterator[None]:
 
 @contextmanager
 def explain_os_errors(path: Path, verb: str = "write") -> Iterator[None]:
-    """Turn an `OSError` of the block into a `StorageError` for people, or a `MissingBlobError` if the file to read is missing."""
+    """Turn an `OSError` of the `with` block into a `StorageError`, or a `MissingBlobError` if the file to read is missing."""
     try:
         yield
     except OSError as error:

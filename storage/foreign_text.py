@@ -11,24 +11,26 @@ from typing import Final
 
 from protocol.errors import UserError
 
-_MARKS: Final = (  # UTF-32 is first, because its little-endian mark begins with that of UTF-16
+_MARKS: Final = (  # byte order marks; UTF-32 is first, because its little-endian mark begins with the mark of UTF-16
     (codecs.BOM_UTF32_LE, "UTF-32", "utf-32-le"),
     (codecs.BOM_UTF32_BE, "UTF-32", "utf-32-be"),
     (codecs.BOM_UTF16_LE, "UTF-16", "utf-16-le"),
     (codecs.BOM_UTF16_BE, "UTF-16", "utf-16-be"),
     (codecs.BOM_UTF8, "UTF-8", "utf-8"),
 )
-# Text in another encoding that is decoded as Windows-1252 has words of accented letters only, or signs within words. UTF-8 gives
-# `Ã©`. No western language has any of these.
+# Signs that a text is not Windows-1252. Text in another encoding, decoded as Windows-1252, has three accented letters in a row or
+# signs within words; UTF-8 gives `Ã©`. No western language has any of these.
 _NOT_WESTERN: Final = re.compile(r"[À-ÖØ-öø-ÿŠŒŽšœžŸƒ]{3}|[ÂÃ][^\x00-\x7fÀ-ÿ]|[^\W\d_][¡-ª¬±-¶¸-º¼-¿×÷€‚ƒ„†‡ˆ‰‹›˜][^\W\d_]")
 _WORD: Final = re.compile(r"\S*[^\x00-\x7f]\S*")
-OTHER_SHARE_MAX: Final = 0.4  # share of characters outside ASCII in lines that have any; French and German have a tenth
-_ZERO_SHARE_MIN: Final = 0.6  # share of zeros among every second byte, in UTF-16 text that is mostly Latin
-_WORD_CHARACTERS_MAX: Final = 40  # length of the word that shows a person how a file was decoded
+# Largest fraction of characters outside ASCII in lines that have any; French and German have a tenth.
+OTHER_SHARE_MAX: Final = 0.4
+# Least fraction of zeros among every second byte, by which UTF-16 is recognized: the text is mostly Latin.
+_ZERO_SHARE_MIN: Final = 0.6
+_WORD_CHARACTERS_MAX: Final = 40  # most characters of the word that shows a person how a file was decoded
 
 
 def decode_text(name: str, data: bytes) -> tuple[str, str]:
-    """Return the text, and a note if the encoding is a guess. Raises `UserError` if no encoding fits."""
+    """Return the text in `data`, and a note for people if its encoding is a guess. Raises `UserError` if no encoding fits."""
     for mark, encoding, codec in _MARKS:
         if data.startswith(mark):
             try:
@@ -38,7 +40,8 @@ def decode_text(name: str, data: bytes) -> tuple[str, str]:
                 raise UserError(
                     f"{name}: the file begins as {encoding}, but byte {place} is invalid in {encoding}: {error.reason}"
                 ) from None
-    # Our files begin with an ASCII character, which has a zero byte in UTF-16. Later text in UTF-8 may contain a zero byte.
+    # A zero in the first two bytes is UTF-16: files of our formats begin with an ASCII character. A later zero byte is possible
+    # in UTF-8.
     try:
         if 0 not in data[:2]:
             return data.decode(), ""
@@ -77,20 +80,24 @@ def _is_western(text: str) -> bool:
     return others <= OTHER_SHARE_MAX * len(lines) and not _NOT_WESTERN.search(text)
 
 
-SEPARATORS: Final = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}  # the first wins a tie
+# Separators of columns with names for people; in a tie the first one wins.
+SEPARATORS: Final = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
 ENDINGS: Final = (".csv", ".tsv", ".tab")
-_SEPARATOR_LINE: Final = re.compile(r'"?sep=(.)"?(\r\n|\r|\n|$)', re.IGNORECASE)  # a line that Excel reads and writes
-FIELD_CHARACTERS_MAX: Final = 16 << 20  # Python's default of 128 kB is too short for articles and books
+# First line of a CSV file that names the separator, as Excel reads and writes it.
+_SEPARATOR_LINE: Final = re.compile(r'"?sep=(.)"?(\r\n|\r|\n|$)', re.IGNORECASE)
+# Most characters of a cell: Python's default of 128 kB is too short for articles and books.
+FIELD_CHARACTERS_MAX: Final = 16 << 20
 _NAMES_SHOWN: Final = 200  # characters of column names in an error
 csv.field_size_limit(FIELD_CHARACTERS_MAX)
 
-NumberedRows = Iterator[tuple[int, list[str]]]  # (number of the row's last line, cells)
+NumberedRows = Iterator[tuple[int, list[str]]]  # rows of a CSV file: (number of the row's last line, cells)
 
 
 def open_csv(name: str, text: str, known: Collection[str]) -> tuple[list[str], NumberedRows]:
-    """Return the column names and an iterator of the rows, with the separator that finds most of the `known` lower-case names.
+    """Return the column names and an iterator of the rows. The rows are split by the separator that finds most names of `known`.
 
-    Raises `UserError` if the file is empty. The iterator raises it at a malformed row.
+    `known` are names of columns in lower case. Raises `UserError` if the file is empty. The iterator raises it at a malformed
+    row.
     """
     stated = _SEPARATOR_LINE.match(text)
     start, above = (stated.end(), 1) if stated else (0, 0)
@@ -100,7 +107,7 @@ def open_csv(name: str, text: str, known: Collection[str]) -> tuple[list[str], N
     for place, separator in enumerate(separators):
         header = _header(name, body, separator)
         known_here = len({cell.strip().casefold() for cell in header} & set(known))
-        # Without any known name the separator with most columns is likeliest: an error then shows these columns.
+        # If no separator finds a known name, the one with most columns is the likeliest, and an error shows these columns.
         best = max(best, (known_here, 0 if known_here else len(header), -place, separator))
     rows = _rows(name, body, best[-1], above)
     _, names = next(rows, (1, []))
@@ -110,7 +117,7 @@ def open_csv(name: str, text: str, known: Collection[str]) -> tuple[list[str], N
 
 
 def describe_columns(names: Sequence[str]) -> str:
-    """Describe the columns of a file for an error."""
+    """Return a description of a file's columns for an error."""
     listed = ", ".join(repr(one) for one in names)[:_NAMES_SHOWN]
     return f"it has {'one column' if len(names) == 1 else f'{len(names)} columns'}: {listed}"
 
@@ -119,11 +126,11 @@ def _header(name: str, text: str, separator: str) -> list[str]:
     try:
         return next((row for _, row in _rows(name, text, separator, 0)), [])
     except UserError:
-        return []  # the quotes do not fit this separator
+        return []  # The quotes in the file do not fit this separator.
 
 
 def _rows(name: str, text: str, separator: str, above: int) -> NumberedRows:
-    """Yield the rows that contain text."""
+    """Yield all rows that are not empty."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     try:
         for row in reader:

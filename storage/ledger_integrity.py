@@ -1,8 +1,8 @@
-"""Checks that the ledger's database is complete: digests of rows, its write-ahead log, and its count of transactions.
+"""Checks that the ledger's database is complete: of the digests of rows, the write-ahead log, and the number of transactions.
 
-SQLite reads the log (sqlite.org/fileformat2.html, section 4) up to the first invalid frame, and silently ignores the rest. That
+SQLite reads the log (sqlite.org/fileformat2.html, section 4) up to the first invalid frame, and silently ignores the rest. This
 is right if the last write was not finished. But a damaged frame in the middle also discards all later transactions, although each
-was synced: a voter would forget its own votes. So this module checks the log before SQLite opens it.
+of them was synced: a voter would forget its own votes. So this module checks the log before SQLite opens it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from protocol.errors import LostVotesError, StorageError
 from storage.crash_points import crash_points
 from storage.durable_files import atomic_write, explain_os_errors
 
-EXPLANATION_CHARACTERS_MAX = 120  # length of SQLite's message, which may quote damaged bytes
-# Words in SQLite's message -> explanation. A message without any of these words means damage.
+EXPLANATION_CHARACTERS_MAX = 120  # most characters of SQLite's message in an error: the message may quote damaged bytes
+# Explanations for people by words in SQLite's message. A message without any of these words means damage.
 _EXPLANATIONS = {
     ("full",): "the disk of {path} is full, and nothing was lost: free some space and start again",
     ("readonly", "unable to open", "permission"): "cannot write {path}: {text}; check the owner and permissions of its folder",
@@ -36,12 +36,13 @@ REKEY_ADVICE = (
 
 HEADER_BYTES = 32
 FRAME_HEADER_BYTES = 24
-MAGIC = {0x377F0682: "<", 0x377F0683: ">"}  # magic number of the log -> byte order of its checksums
+MAGIC = {0x377F0682: "<", 0x377F0683: ">"}  # byte order of a log's checksums, by the log's magic number
 
 Sums = tuple[int, int]
 
 CHECK_CHARACTERS = 16
-DIGITS = 16  # a fixed number, so that a write replaces bytes in place and needs no space on a full disk
+# Digits of the number in a high-water mark: fixed, so that a write replaces bytes in place and needs no space on a full disk.
+DIGITS = 16
 
 
 def insert_row(database: sqlite3.Connection, verb: str, table: str, *values: object) -> None:
@@ -50,7 +51,7 @@ def insert_row(database: sqlite3.Connection, verb: str, table: str, *values: obj
 
 
 def row_digest(table: str, values: Sequence[object]) -> bytes:
-    """Return the digest of a row in its table. It is stored as the row's last column."""
+    """Return the digest of a table's name and a row's values. It is stored as the row's last column."""
     return hashlib.sha256(codec.encode((table, *values))).digest()
 
 
@@ -60,10 +61,10 @@ def damage_error(path: Path, what: str) -> LostVotesError:
 
 @contextmanager
 def explain_sqlite_errors(path: Path) -> Iterator[None]:
-    """Turn an error of SQLite into a `StorageError` of one line with the file, the fault and the remedy."""
+    """Turn an error of SQLite in the `with` block into a `StorageError` of one line with the file, the fault and the remedy."""
     try:
         yield
-    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter if SQLite's message quotes damaged bytes
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # The second kind is raised if SQLite's message quotes damaged bytes.
         text = " ".join(str(error).encode("ascii", "replace").decode().split())[:EXPLANATION_CHARACTERS_MAX]
         for words, told in _EXPLANATIONS.items():
             if any(word in text for word in words):
@@ -73,23 +74,23 @@ def explain_sqlite_errors(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    is_ours: bool  # written since the log was last restarted; older frames remain behind it
+    is_ours: bool  # True if the frame was written since the log last restarted at its beginning. Older frames remain behind.
     is_whole: bool
     commits: bool
 
 
 def find_log_damage(log: bytes) -> str | None:
-    """Describe the damage in the synced part of a log. None: it is whole, though an unfinished last transaction may be torn.
+    """Return a description of the damage in the synced part of a write-ahead log; None if there is none.
 
-    A transaction begins after the previous one was synced. So a frame behind a commit proves that all frames up to that commit
-    were on disk and must still be there.
+    An unfinished last transaction is no damage. A transaction begins after the previous one was synced. So a frame behind a
+    commit proves that all frames up to this commit were on disk and must still be there.
     """
     if len(log) <= HEADER_BYTES:
-        return None  # the log never held a transaction
+        return None  # The log has no transaction.
     magic, _, page_bytes = struct.unpack_from(">3I", log)
     order = MAGIC.get(magic, ">")
     if magic not in MAGIC or _add((0, 0), log[:24], order) != struct.unpack_from(">2I", log, 24):
-        return "its header does not match its checksum"  # SQLite syncs the header before the first frame
+        return "its header does not match its checksum"  # SQLite syncs the header before the first frame, so this is damage.
     first_bad, commit_behind = None, False
     for number, frame in enumerate(_frames(log, page_bytes, order)):
         if first_bad is None and not frame.is_whole:
@@ -106,9 +107,11 @@ def _frames(log: bytes, page_bytes: int, order: str) -> Iterator[_Frame]:
     for start in range(HEADER_BYTES, len(log) - FRAME_HEADER_BYTES - page_bytes + 1, FRAME_HEADER_BYTES + page_bytes):
         page = start + FRAME_HEADER_BYTES
         expected = _add(_add(sums, log[start : start + 8], order), log[page : page + page_bytes], order)
-        sums = _sums_at(log, start + 16)  # the stored sums, so that one bad frame does not invalidate all later ones
+        # Each frame continues the stored sums of the previous frame, so that one bad frame does not invalidate all later frames.
+        sums = _sums_at(log, start + 16)
         fits, has_our_salts = sums == expected, log[start + 8 : start + 16] == salts
-        is_ours = has_our_salts or (fits and is_ours)  # a valid sum behind a frame of ours proves that only its salts are damaged
+        # After a frame of ours, a valid sum proves that only the frame's salts are damaged.
+        is_ours = has_our_salts or (fits and is_ours)
         yield _Frame(is_ours, has_our_salts and fits, log[start + 4 : start + 8] != bytes(4))
 
 
@@ -118,7 +121,7 @@ def _sums_at(log: bytes, offset: int) -> Sums:
 
 
 def _add(sums: Sums, data: bytes, order: str) -> Sums:
-    """Continue the checksum `sums` over `data`."""
+    """Return the checksum `sums`, continued over `data`."""
     first, second = sums
     words = struct.unpack(f"{order}{len(data) // 4}I", data)
     for even, odd in zip(words[::2], words[1::2], strict=True):
@@ -128,9 +131,10 @@ def _add(sums: Sums, data: bytes, order: str) -> Sums:
 
 
 class HighWaterMark:
-    """The number of committed transactions, in a small file beside the database. A database with fewer has lost some.
+    """A small file beside the database with the number of committed transactions.
 
-    It is written after each commit without a sync. So after a power failure it may be behind the database, but never ahead.
+    A database with fewer transactions has lost some. The file is written after each commit, without a sync. So after a power
+    failure its number may be too small, but never too large.
     """
 
     def __init__(self, path: Path) -> None:
@@ -141,7 +145,7 @@ class HighWaterMark:
         return self._path.exists()
 
     def read_value(self) -> int:
-        """Return the number, or 0 if the file is missing or damaged. Other checks guard the database too."""
+        """Return the number, or 0 if the file is missing or damaged. The database has other checks, too."""
         with explain_os_errors(self._path, "use"):
             text = self._path.read_bytes() if self.exists() else b""
         number = text[:DIGITS]

@@ -1,10 +1,11 @@
 """One SQLite file with all durable data of the ledger: decided blocks, own votes, the state, evidence, measurements.
 
-It has a write-ahead log with `synchronous=FULL`, so that a finished commit is on disk. One thread at a time uses its connection.
+The database has a write-ahead log with `synchronous=FULL`, so that a finished commit is on disk. One thread at a time uses the
+connection.
 
 Lost or changed data of a commit raises `StorageError`:
 - `storage.ledger_integrity` checks the log before SQLite does, since SQLite ignores all transactions behind a damaged frame;
-- the number of committed transactions is in the database and in a file beside it, which may lag but is never ahead;
+- the number of committed transactions is in the database and in a file beside it, where it may lag but is never ahead;
 - each row has a digest of its table and values, since SQLite does not detect changed bytes.
 """
 
@@ -55,13 +56,14 @@ StoredRow = tuple[Any, ...]
 Tables = Mapping[str, Table[Any]]
 
 SCHEMA_VERSION = 8
-FIRST_SCHEMA_VERSION = 8  # releases from 0.3.0 on read all versions since this one
-# Version -> migration to the next version. No migration is ever removed.
-# A migration that changes columns creates the table anew with the SQL text of `_SCHEMA`, and computes each row's digest again.
+FIRST_SCHEMA_VERSION = 8  # oldest version of the schema that releases from 0.3.0 on can read
+# For each version of the schema, the migration to the next version. No migration is ever removed. A migration that changes
+# columns creates the table anew with the SQL text of `_SCHEMA`, and computes each row's digest again.
 MIGRATIONS: Final[dict[int, Callable[[sqlite3.Connection], None]]] = {}
-ACCEPTED = "accepted"  # tag in `round_votes` of other trainers' proposals that an own ballot accepts
-MEASUREMENTS_MAX = 256  # entries of the queue, which drops the oldest. A round adds three, and its transactions write all
-EVIDENCE_MAX = 1_000  # pairs; one proves the fault, and more only fill the disk
+ACCEPTED = "accepted"  # value of `tag` in the table `round_votes` for other trainers' proposals that an own ballot accepts
+# Most entries of the queue of measurements: beyond, the oldest is dropped. A round adds three, and its transactions write all.
+MEASUREMENTS_MAX = 256
+EVIDENCE_MAX = 1_000  # most stored pairs of evidence: one pair proves a fault, and more only fill the disk
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL, seal BLOB NOT NULL) WITHOUT ROWID;
@@ -91,7 +93,7 @@ CREATE TABLE measured (
 ) WITHOUT ROWID;
 """
 _TABLES = (*(statement.strip() for statement in _SCHEMA.split(";") if statement.strip()), ROWS_SCHEMA)
-# Names of writes in `storage.crash_points`, except those of own statements.
+# Names of writes in `storage.crash_points` by kind of record, except own statements.
 _KINDS: Final[dict[type[JournalRecord], str]] = {
     StoredBlock: "block",
     StoredCertificate: "certificate",
@@ -99,23 +101,23 @@ _KINDS: Final[dict[type[JournalRecord], str]] = {
     Evidence: "evidence",
     VotePause: "silence",
 }
-# Tables with lookups by key: a lookup does not find a row with a damaged key, so only a full check detects it. They are small.
+# Tables that are checked completely at a start: a lookup by key does not find a row with a damaged key. The tables are small.
 _SEALS_CHECKED_AT_START = ("meta", "votes", "undecided", "prepared", "round_votes", "evidence")
 _TRANSACTIONS = "SELECT * FROM meta WHERE key = 'transactions'"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRound:
-    """A closed round, for pages and commands."""
+    """The record of a closed round, for pages and commands."""
 
     job: Digest
     round: Count
     height: Count
-    verdicts: dict[Key, str]  # trainer -> "accept", a reason, or "absent"
+    verdicts: dict[Key, str]  # by trainer: "accept", the reason of a rejection, or "absent"
     ballots: tuple[Key, ...]
     stepped: bool
     model_root: Digest
-    vouchers: dict[Key, tuple[Key, ...]]  # accepted trainer -> voters whose accepting vouches are in the block
+    vouchers: dict[Key, tuple[Key, ...]]  # by accepted trainer, the voters whose accepting vouches are in the block
 
 
 class LedgerStore:
@@ -125,8 +127,9 @@ class LedgerStore:
         self.path = path
         self._lock = threading.Lock()
         self._failure: StorageError | None = None
-        self._measured = deque[tuple[bytes, int, dict[str, float]]](maxlen=MEASUREMENTS_MAX)  # (job, round, figures) to write
-        # While this file exists, votes may have been cast, and a missing database must not be created anew.
+        # Queue of measurements to write: (job, round, figures).
+        self._measured = deque[tuple[bytes, int, dict[str, float]]](maxlen=MEASUREMENTS_MAX)
+        # If this file exists, this peer may have cast votes, so a missing database must not be created anew.
         self._committed = HighWaterMark(path.with_name(path.name + ".committed"))
         if self._committed.exists() and not (path.exists() and path.stat().st_size):
             raise LostVotesError(f"{path} is missing or empty: {REKEY_ADVICE}")
@@ -154,18 +157,19 @@ class LedgerStore:
     def _open(self, chain_id: bytes) -> None:
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=FULL")
-        self._database.execute("PRAGMA cache_size=-2048")  # KiB, SQLite's default; the pages of a 2 MB block fit
-        # 4,000 pages are 16 MB. A block with 512 statements writes 1,400 pages; SQLite's default of 1,000 would copy all at once.
+        self._database.execute("PRAGMA cache_size=-2048")  # 2,048 KiB, SQLite's default: the pages of a 2 MB block fit.
+        # The log is copied into the database after 4,000 pages (16 MB). A block with 512 statements writes 1,400 pages, and with
+        # SQLite's default of 1,000 each such block would cause a copy.
         self._database.execute("PRAGMA wal_autocheckpoint=4000")
         version = self._check(chain_id)
-        if version < SCHEMA_VERSION:  # `_check` has verified it
+        if version < SCHEMA_VERSION:  # `_check` has verified that this version can be migrated.
             self._migrate(version)
             self._check_schema()
         self._committed.open(self._get("transactions"))
         self.rows = SqliteBucketStore(self.path)
 
     def _check(self, chain_id: bytes) -> int:
-        """Check the database, create it if it is empty, and return the version of its schema."""
+        """Check the database, create its tables if it is empty, and return the version of its schema."""
         broken = self._database.execute("PRAGMA quick_check(1)").fetchone()[0]
         if broken != "ok":
             raise sqlite3.DatabaseError(broken)
@@ -199,7 +203,7 @@ class LedgerStore:
             self._database.execute("COMMIT")
 
     def _migrate(self, version: int) -> None:
-        """Migrate the database in one transaction, so that a crash leaves the old version or this one."""
+        """Migrate the database in one transaction, so that a crash leaves the old or the new version."""
         with crash_points("store-migrate"), self._lock:
             self._database.execute("BEGIN IMMEDIATE")
             for old in range(version, SCHEMA_VERSION):
@@ -212,9 +216,10 @@ class LedgerStore:
             raise self._damaged("its schema does not match this program")
 
     def _check_content(self) -> None:
-        """Check the rows of `_SEALS_CHECKED_AT_START`, and that the heights of blocks have no gap. Works before a migration, too.
+        """Check the rows of `_SEALS_CHECKED_AT_START`, and that no height of a block is missing.
 
-        A gap is a height between the lowest and the highest stored one. Raises `LostVotesError`.
+        It works before a migration, too. All heights between the lowest and the highest stored block must be stored. Raises
+        `LostVotesError`.
         """
         for table in _SEALS_CHECKED_AT_START:
             self._checked_rows(table)
@@ -241,7 +246,8 @@ class LedgerStore:
                 with explain_sqlite_errors(self.path), self._committing():
                     yield self._database
             except StorageError as error:
-                # After a failed fsync the kernel may treat lost pages as written, so that a second attempt succeeds without them.
+                # No write is tried again: after a failed fsync the kernel may treat lost pages as written, and a second fsync
+                # would succeed without them.
                 self._failure = error
                 raise
 
@@ -268,7 +274,7 @@ class LedgerStore:
             return self._database.execute(query, arguments).fetchall()
 
     def _checked_rows(self, table: str, rest: str = "", *arguments: object) -> list[StoredRow]:
-        """Return rows of a table without their digests, which are verified."""
+        """Return rows of a table without their digests, after a check of the digests."""
         return self._check_rows(table, self._rows(f"SELECT * FROM {table} {rest}", *arguments))
 
     def _check_rows(self, table: str, rows: Sequence[StoredRow]) -> list[StoredRow]:
@@ -331,7 +337,10 @@ class LedgerStore:
             database.execute(f"DELETE FROM {table} WHERE height <= ?", (height,))
 
     def _write_once(self, database: sqlite3.Connection, table: str, slot: dict[str, object], signed: Signed) -> None:
-        """Write a vote to its slot. Raises `LocalProtocolError` if the slot has a different vote, so that none is sent."""
+        """Write a vote to its slot.
+
+        Raises `LocalProtocolError` if the slot has a different vote, so that no second vote is sent.
+        """
         where = " AND ".join(f"{column} = ?" for column in slot)
         found = database.execute(f"SELECT * FROM {table} WHERE {where}", tuple(slot.values())).fetchall()
         for *_, written in self._check_rows(table, found):
@@ -360,12 +369,12 @@ class LedgerStore:
         return height or 0
 
     def get_decision(self, height: int) -> DecidedBlock | None:
-        """Return the decided block of a height. None: it is not decided, or is older than the restored snapshot."""
+        """Return the decided block of a height; None if it is not decided, or older than the restored snapshot."""
         rows = self._rows("SELECT * FROM blocks WHERE height = ?", height)
         for *values, written in rows:
-            # The two newest blocks are needed at each start, and are checked below.
+            # The two newest blocks are needed at each start. `_check_rows` below checks them.
             if row_digest("blocks", values) != written and height < self.decided_height - 1:
-                # A lost old block is not a lost vote, so this error requires no new key.
+                # A lost old block is not a lost vote, so this error does not ask for a new key.
                 raise StorageError(
                     f"{self.path} is damaged (the decided block of height {height} does not match its digest): this peer's "
                     "signatures are not lost, and other peers have that block; check the disk, and take exports from one of them"
@@ -392,10 +401,10 @@ class LedgerStore:
     ) -> None:
         """Replace the state by the certified state after `height`.
 
-        `decided` are consecutive decisions that prove it, with that of `height` among them. Older blocks stay if no height
-        between is missing. Own votes above the last decision stay. `headers` (of the heights before the decisions, descending)
-        and `links` (all of them) serve peers that restore from this one. Own state roots and closed rounds are deleted from
-        height `disproved` on, or from `height` on by default. `tables` are all tables of the state.
+        `decided` are consecutive decided blocks that prove the state, with the block of `height` among them. Older blocks stay if
+        no block between is missing. Own votes above the last decided block stay. `headers` (of the heights before `decided`,
+        descending) and `links` (all light blocks) are for peers that restore a snapshot from this one. Own state roots and closed
+        rounds are deleted from height `disproved` on; by default from `height` on. `tables` are all tables of the state.
         """
         changes = self.rows.plan_changes(tables)
         with crash_points("restore"), self._transaction() as database:
@@ -420,7 +429,8 @@ class LedgerStore:
     def light_blocks(self, after: int, until: int) -> Iterator[LightBlock]:
         """Yield the stored light blocks from `after`, exclusive, to `until`, inclusive.
 
-        Part of `ledger.snapshots.snapshot_server.BlockArchive`, as are `get_decision` and `get_header`.
+        The method belongs to the interface `ledger.snapshots.snapshot_server.BlockArchive`, as do `get_decision` and
+        `get_header`.
         """
         query = "WHERE height > ? AND height <= ? ORDER BY height LIMIT 64"
         while rows := self._checked_rows("links", query, after, until):
@@ -437,7 +447,10 @@ class LedgerStore:
     # Rounds
 
     def round_votes(self, signer: bytes, job: bytes, number: int) -> dict[str, Signed]:
-        """Return own statements of a round by message tag, signed with this key. `peer rekey` may have changed the key since."""
+        """Return own statements of a round, by message tag, that are signed with the key `signer`.
+
+        `peer rekey` may have changed our key since.
+        """
         rows = self._checked_rows("round_votes", "WHERE job = ? AND round = ? AND signer = ?", job, number, signer)
         return {tag: self._decoded(Signed, signed) for tag, *_, signed in rows if tag != ACCEPTED}
 
@@ -461,10 +474,10 @@ class LedgerStore:
         *,
         tables: Tables,
     ) -> None:
-        """Replace the applied state by that after the decided block of `height`.
+        """Replace the applied state by the state after the decided block of `height`.
 
-        `rounds` are closed by this block, and own statements of these rounds are deleted. `link` is the light block of this
-        height if the block changes the voter set. `tables` are all tables of the state.
+        The block closed `rounds`, and own statements of these rounds are deleted. `link` is the light block of this height if the
+        block changes the voter set. `tables` are all tables of the state.
         """
         assert height <= self.decided_height
         changes = self.rows.plan_changes(tables)
@@ -486,16 +499,16 @@ class LedgerStore:
             self.rows.write_changes(database, changes)
 
     def state_roots(self) -> dict[int, bytes]:
-        """Return own state roots by height."""
+        """Return the state roots that this peer computed, by height."""
         return dict(self._checked_rows("roots", "ORDER BY height"))
 
     def state_root(self, height: int) -> bytes | None:
-        """Return the own state root after a height. None: this peer did not compute it, as in a restored snapshot."""
+        """Return the state root that this peer computed after a height; None if it did not, as for a restored snapshot."""
         rows = self._checked_rows("roots", "WHERE height = ?", height)
         return rows[0][1] if rows else None
 
     def closed_rounds(self, last: int) -> list[StoredRound]:
-        """Return the `last` closed rounds, oldest first."""
+        """Return the most recent closed rounds, `last` in number, oldest first."""
         rows = self._checked_rows("rounds", "ORDER BY height DESC, job DESC LIMIT ?", last)
         return [self._decoded(StoredRound, closed) for *_, closed in reversed(rows)]
 
@@ -504,7 +517,7 @@ class LedgerStore:
         return self._decoded(StoredRound, rows[0][3]) if rows else None
 
     def last_round_by_job(self) -> dict[bytes, tuple[int, int]]:
-        """Return (last closed round, its height) of each job, even of jobs that the state has deleted."""
+        """Return, by job, the number of the last closed round and its height, also for jobs that the state has deleted."""
         rows = self._rows("SELECT job, MAX(round), MAX(height) FROM rounds GROUP BY job")
         return {job: (number, height) for job, number, height in rows}
 
@@ -516,7 +529,7 @@ class LedgerStore:
         rows = self._checked_rows("meta", "WHERE key = ?", key)
         return rows[0][1] if rows else None
 
-    # Measurements: nobody votes on them
+    # Measurements, on which nobody votes
 
     def save_measurements(self, job: bytes, number: int, figures: Mapping[str, float]) -> None:
         self.queue_measurements(job, number, figures)
@@ -524,7 +537,7 @@ class LedgerStore:
             pass
 
     def queue_measurements(self, job: bytes, number: int, figures: Mapping[str, float]) -> None:
-        """Add figures to the next transaction. A running job has transactions in each round. This never blocks.
+        """Add figures to the next transaction, without blocking. A running job has transactions in each round.
 
         Readers in other threads see either all figures of a call or none.
         """
@@ -548,19 +561,21 @@ def _kind(record: JournalRecord) -> str:
 
 
 class ReadOnlyStore(LedgerStore):
-    """A database that is checked as at a start, but neither created nor migrated.
+    """A ledger store for reading: the database is checked as at a start, but neither created nor migrated.
 
     The caller holds the lock of the data directory.
     """
 
     def _connect(self) -> sqlite3.Connection:
         log = self.path.with_name(self.path.name + "-wal")
-        way = "mode=ro" if log.exists() else "immutable=1"  # without a log SQLite need not create files beside it
+        # Without a log, `immutable` opens the database without new files beside it.
+        way = "mode=ro" if log.exists() else "immutable=1"
         return sqlite3.connect(f"{self.path.absolute().as_uri()}?{way}", uri=True, isolation_level=None)
 
     def _open(self, chain_id: bytes) -> None:
         self.version = self._check(chain_id)
-        self.is_older = self.version < SCHEMA_VERSION  # older than this program: its tables may have another schema
+        # True if the database is older than this program: its tables may have another schema.
+        self.is_older = self.version < SCHEMA_VERSION
 
     def _create(self, chain_id: bytes) -> None:
         raise StorageError(f"{self.path} is empty: `peer run` creates its content")

@@ -1,4 +1,4 @@
-"""Objects with parts: their lists, and the incomplete objects that still lack parts.
+"""Objects with parts: the lists of their parts, and incomplete objects that still lack parts.
 
     parts/<digest>        the list
     parts/<digest>.data   the incomplete object, with each part at its offset
@@ -11,7 +11,7 @@
 | yes  | yes   | no   | is incomplete                           |
 | yes  | no    | no   | is missing, and the list is deleted soon |
 
-A part is verified and durable before its byte becomes 1. So no part is fetched twice, even after a crash.
+A part is verified and durable before its byte in `.here` becomes 1. So no part is fetched twice, even after a crash.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from protocol.limits import BLOB_BYTES_MAX, BLOB_PART_BYTES
 from storage.crash_points import crash_points
 from storage.durable_files import explain_os_errors, make_directory, sync_directory
 
-LIST_SUFFIX = ".list"  # suffix of a list beside a file for `DiskBlobStore.adopt_file`
+LIST_SUFFIX = ".list"  # suffix of a list of parts that is beside a file for `DiskBlobStore.adopt_file`
 DATA_SUFFIX, MARKS_SUFFIX, UNFINISHED_SUFFIX = ".data", ".here", ".part"
-# Limits of incomplete objects that nobody waits for, left by a restart or by the end of a round.
+# Most incomplete objects that nobody waits for, after a restart or the end of a round.
 ABANDONED_MAX = 16
-ABANDONED_BYTES_MAX = BLOB_BYTES_MAX  # stored parts of all of them; the largest object fits
-ABANDONED_SECONDS = 24 * 3600.0  # age since the last part: the round that needed the object is over
-COPY_BYTES = 1 << 20  # bytes per read and write
+ABANDONED_BYTES_MAX = BLOB_BYTES_MAX  # most bytes of the stored parts of these objects: the largest object fits
+ABANDONED_SECONDS = 24 * 3600.0  # most seconds since the last part of such an object: the round that needed it is over
+COPY_BYTES = 1 << 20  # bytes that are read and written at once
 
-FileOf = Callable[[bytes], Path | None]  # digest -> path of its blob, None if it is missing
+FileOf = Callable[[bytes], Path | None]  # a function of a digest that returns the path of the blob; None: the blob is missing
 log = logging.getLogger(__name__)
 
 
@@ -52,13 +52,14 @@ class MultipartStore:
         self.part_bytes = part_bytes
         self.folder = folder
         self._lists: dict[bytes, BlobPartList] = {}
-        self._places: dict[bytes, dict[tuple[bytes, int], None]] = {}  # part -> (object, the part's number)
-        self._lacking: dict[bytes, set[int]] = {}  # incomplete object -> numbers of its missing parts
+        # By digest of a part, (digest of an object, number of the part in it).
+        self._places: dict[bytes, dict[tuple[bytes, int], None]] = {}
+        self._lacking: dict[bytes, set[int]] = {}  # numbers of the missing parts, by digest of an incomplete object
         self._adding = 0
         self._lock = threading.RLock()
 
     def load_lists(self, file_of: FileOf) -> None:
-        """Read the lists and incomplete objects of an earlier process, and delete damaged and abandoned ones."""
+        """Read the lists and incomplete objects that an earlier process stored, and delete damaged and abandoned ones."""
         if not self.folder.exists():
             return
         with explain_os_errors(self.folder):
@@ -78,7 +79,7 @@ class MultipartStore:
         if parts is None:
             log.warning("%s is damaged: this peer deletes it with its blob", self._path(digest))
             self._path(digest).unlink()
-            if blob is not None:  # without its list it would be served as an object without parts
+            if blob is not None:  # Without its list, the blob would be served as an object without parts.
                 blob.unlink()
             return
         self._register_list(digest, parts)
@@ -87,7 +88,7 @@ class MultipartStore:
             self._lacking[digest] = {index for index in range(len(parts.digests)) if marks[index] != 1}
 
     def parse_list(self, digest: bytes, data: bytes) -> BlobPartList | None:
-        """Return the list of this object. None: the bytes are not its list."""
+        """Return the list of parts in `data`; None if it is not the list of the object `digest`."""
         parts = BlobPartList.decode(data, self.part_bytes)
         return parts if parts is not None and parts.blob_digest == digest else None
 
@@ -97,14 +98,14 @@ class MultipartStore:
     # Lists -----------------------------------------------------------------------------------------------------------
 
     def add_encoded_list(self, digest: bytes, data: bytes) -> bool:
-        """Store these bytes durably if they are the list of this object, and return whether they are."""
+        """Store `data` durably if it is the list of parts of the object `digest`. Return true if it is."""
         parts = self.parse_list(digest, data)
         if parts is not None:
             self.add_list(parts)
         return parts is not None
 
     def add_list(self, parts: BlobPartList) -> None:
-        """Store a list durably."""
+        """Store a list of parts durably."""
         digest = parts.blob_digest
         with self._lock, explain_os_errors(self.folder):
             if digest in self._lists:
@@ -121,7 +122,7 @@ class MultipartStore:
 
     @contextlib.contextmanager
     def pause_sweeps(self) -> Iterator[None]:
-        """Suspend the deletion of lists without a blob, since a list is stored before its blob."""
+        """Suspend the deletion of lists without a blob in the `with` block: a list is stored before its blob."""
         with self._lock:
             self._adding += 1
         try:
@@ -139,13 +140,13 @@ class MultipartStore:
         return self._lists.get(digest)
 
     def part_positions(self, part: bytes) -> list[tuple[bytes, int]]:
-        """Return (object, number of the part in it) for each object with this part, stored or missing."""
+        """Return (digest of the object, number of the part in it) for each object with this part, even if the part is missing."""
         return list(self._places.get(part, ()))
 
     # Incomplete objects ----------------------------------------------------------------------------------------------
 
     def missing_parts(self, digest: bytes) -> dict[bytes, int]:
-        """Return the digests of the missing parts, with their sizes in bytes."""
+        """Return the digests of an object's missing parts, each with its size in bytes."""
         parts, lacking = self._lists.get(digest), set(self._lacking.get(digest, ()))
         return {parts.digests[index]: parts.part_size(index) for index in sorted(lacking)} if parts is not None else {}
 
@@ -153,13 +154,13 @@ class MultipartStore:
         return index in self._lacking.get(digest, ())
 
     def partial_path(self, digest: bytes) -> Path | None:
-        """Return the file of an incomplete object, from which its stored parts can be read."""
+        """Return the path of the data of an incomplete object, with its stored parts; None if the object is not incomplete."""
         return self._path(digest, DATA_SUFFIX) if digest in self._lacking else None
 
     def store_part(self, part: bytes, source: int, size: int) -> None:
-        """Copy a verified part from the open file `source`, durably, into each object that lacks it."""
+        """Copy a verified part from the file with the descriptor `source`, durably, into each object that lacks it."""
         for digest, index in self.part_positions(part):
-            with self._lock:  # a stored part is never written again
+            with self._lock:  # The lock ensures that a stored part is never written again.
                 if not self.lacks_part(digest, index):
                     continue
                 data = self._path(digest, DATA_SUFFIX)
@@ -173,9 +174,9 @@ class MultipartStore:
                 self._lacking[digest].discard(index)
 
     def complete_object(self, digest: bytes, path: Path) -> None:
-        """Move an object without missing parts to `path`, its place among the blobs.
+        """Move an object without missing parts to `path`, its path as a blob.
 
-        An object that has only a list becomes an incomplete object without any part.
+        An object of which only the list is stored becomes an incomplete object without any part.
         """
         with self._lock, explain_os_errors(path):
             parts = self._lists.get(digest)
@@ -199,7 +200,7 @@ class MultipartStore:
     # Deletion --------------------------------------------------------------------------------------------------------
 
     def forget_object(self, digest: bytes) -> None:
-        """Delete the list and the incomplete data of an object."""
+        """Delete the list of parts and the incomplete data of an object."""
         with self._lock, explain_os_errors(self.folder):
             parts = self._lists.pop(digest, None)
             for index, part in enumerate(parts.digests if parts else ()):
@@ -217,13 +218,14 @@ class MultipartStore:
                     self.forget_object(digest)
 
     def sweep_partial(self, wanted: Collection[bytes], file_of: FileOf) -> None:
-        """Delete incomplete objects outside `wanted`, except the latest within the ABANDONED limits, which may be needed."""
+        """Delete incomplete objects that are not in `wanted`, except the latest ones within the ABANDONED limits."""
         with self._lock:
-            if self._adding:  # the blob being added may be an incomplete object; another sweep follows
+            if self._adding:  # The blob that is being added may be an incomplete object. A later sweep follows.
                 return
             self.forget_deleted(file_of)
             coming = {digest: file_of(digest) is not None for digest in self._lacking}
-            for digest in [digest for digest, is_held in coming.items() if is_held]:  # this peer has produced it itself
+            # This peer has stored the whole object by itself.
+            for digest in [digest for digest, is_held in coming.items() if is_held]:
                 self._abandon(digest)
             self._sweep(wanted)
 
@@ -238,7 +240,8 @@ class MultipartStore:
 
     def _abandon(self, digest: bytes) -> None:
         self._lacking.pop(digest, None)
-        for suffix in (MARKS_SUFFIX, DATA_SUFFIX):  # the data means nothing without its marks
+        # The marks are deleted first: data without marks have no meaning, and the next start deletes them.
+        for suffix in (MARKS_SUFFIX, DATA_SUFFIX):
             self._path(digest, suffix).unlink(missing_ok=True)
 
     def _changed(self, digest: bytes) -> float:
@@ -248,16 +251,16 @@ class MultipartStore:
 
 
 class PartWriter:
-    """A writer of one part. Exactly one of `finish` and `abort` ends it.
+    """A writer of one part. Exactly one call of `finish` or `abort` ends it.
 
-    It writes to a file without a name, so that unverified bytes never reach an object and a crash leaves no file.
+    The part is written to a file without a name, so that unverified bytes never reach an object and a crash leaves no file.
     """
 
     def __init__(self, store: MultipartStore, part: bytes, size: int) -> None:
         self._store, self._part, self._size = store, part, size
         self._hash, self._written = hashlib.sha256(), 0
         with explain_os_errors(store.folder):
-            self._file = tempfile.TemporaryFile(dir=store.folder, buffering=0)  # noqa: SIM115 - `abort` closes it
+            self._file = tempfile.TemporaryFile(dir=store.folder, buffering=0)  # noqa: SIM115 - `abort` closes the file
 
     def write(self, chunk: bytes) -> None:
         if self._written + len(chunk) > self._size:
@@ -268,7 +271,7 @@ class PartWriter:
         self._written += len(chunk)
 
     def finish(self) -> None:
-        """Verify the part and store it durably. Raises `RemoteProtocolError` if its hash is wrong."""
+        """Verify the part and store it durably in all objects that lack it. Raises `RemoteProtocolError` if its hash is wrong."""
         try:
             if self._hash.digest() != self._part:
                 raise RemoteProtocolError(
@@ -284,13 +287,19 @@ class PartWriter:
 
 
 def write_list(file: Path, parts: BlobPartList | None) -> None:
-    """Write the list of an object's file beside it, for `DiskBlobStore.adopt_file`. None: the object has no parts."""
+    """Write the list of an object's parts beside the object's file, for `DiskBlobStore.adopt_file`.
+
+    None: the object has no parts.
+    """
     if parts is not None:
         file.with_name(f"{file.name}{LIST_SUFFIX}").write_bytes(parts.encode())
 
 
 def write_object(file: Path, data: bytes | memoryview) -> bytes:
-    """Write a file, and its list if it has parts, and return its digest. `DiskBlobStore.adopt_file` makes both durable."""
+    """Write an object to a file, and the list of its parts, if any, beside it. Return its digest.
+
+    `DiskBlobStore.adopt_file` makes the files durable.
+    """
     file.write_bytes(data)
     hasher = hash_pieces([data])
     write_list(file, hasher.part_list)

@@ -1,4 +1,4 @@
-"""Files that people name, opened without blocking: a named pipe without a writer would block its thread for ever."""
+"""Opening of files that people name, without blocking: a named pipe without a writer would block its thread for ever."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def open_regular(path: Path | str) -> BufferedReader:
 
     Raises `UserError` for a pipe, a socket, a device or a folder, and `OSError` as `open` does.
     """
-    _require_regular(os.stat(path).st_mode, path)  # before `open`, since opening already moves some devices
+    _require_regular(os.stat(path).st_mode, path)  # This check precedes `open`, since opening alone already moves some devices.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     try:
         _require_regular(os.fstat(descriptor).st_mode, path)
@@ -40,7 +40,7 @@ def read_regular(path: Path | str) -> bytes:
 
 
 def require_writable_kind(path: Path | str) -> None:
-    """Raise `UserError` if `path` is a folder, a pipe, a socket or a block device. Missing files and `/dev/null` pass."""
+    """Raise `UserError` if `path` is a folder, a pipe, a socket or a block device. Missing files and `/dev/null` are allowed."""
     if os.path.exists(path) and not stat.S_ISCHR(mode := os.stat(path).st_mode):
         _require_regular(mode, path)
 

@@ -1,11 +1,12 @@
-"""Tables of the ledger in its SQLite file. Each SQL row holds one bucket of rows, and `ledger.tables` keeps its hash in memory.
+"""Tables of the ledger in its SQLite file.
 
-The transaction that stores a block's state also writes the changed buckets, so that a crash leaves both or neither. A start reads
-the hashes of buckets without their data, and compares their root with that of the state. Each read of a bucket compares its hash
-with the one in memory, and the digest of its data, since SQLite does not detect changed bytes.
+Each SQL row contains one bucket of a table's rows, and `ledger.tables` keeps the hash of the bucket in memory. The transaction
+that stores a block's state also writes the changed buckets, so that a crash leaves both the state and the buckets, or neither. A
+start reads the hashes of buckets without their data, and compares their root with that of the state. Each read of a bucket
+compares its stored hash with the hash in memory, and checks the digest of its data, since SQLite does not detect changed bytes.
 
 Reads have their own connection, so that they do not wait for the fsync of a transaction. If the next block has just overwritten a
-slot, its old content is still in memory (`ledger.tables.table.StoreVersion`).
+bucket's slot, the old bucket is still in memory (`ledger.tables.table.StoreVersion`).
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ SCHEMA: Final = f"""CREATE TABLE {_ROWS} (
 
 _PUT: Final = f"INSERT OR REPLACE INTO {_ROWS} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
-# Cache of recent buckets. A block's reads are repeated when the block is applied, and often by the next block.
+# Most bytes in the cache of recent buckets: a block's reads are repeated when the block is applied, and often by the next block.
 RECENT_BYTES_MAX: Final = 16 << 20
-BUSY_SECONDS: Final = 10.0  # a checkpoint may block readers
+BUSY_SECONDS: Final = 10.0  # timeout in seconds of a read: a checkpoint may block readers
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,8 @@ class SqliteBucketStore:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._recent: OrderedDict[int, tuple[bytes, bytes]] = OrderedDict()  # slot -> hash, data
+        # Cache of buckets by slot: hash and data, the least recently used first.
+        self._recent: OrderedDict[int, tuple[bytes, bytes]] = OrderedDict()
         self._recent_bytes = 0
         with explain_sqlite_errors(self.path):
             self._reading = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
@@ -70,7 +72,7 @@ class SqliteBucketStore:
         self._reading.close()
 
     def _load(self) -> tuple[dict[str, Node], int]:
-        """Read the tree of each table, and the highest slot."""
+        """Return the tree of each stored table by name, and the highest slot."""
         found: defaultdict[str, list[StoredBucket]] = defaultdict(list)
         last = -1
         with explain_sqlite_errors(self.path):
@@ -84,15 +86,19 @@ class SqliteBucketStore:
                     found[name].append(StoredBucket(start.ljust(PATH_BYTES, b"\x00"), *place))
                     last = max(last, place[-1])
                 return {name: load_tree(stored) for name, stored in found.items()}, last
-            except (StorageError, TypeError, AttributeError) as error:  # the latter if a damaged column has another type
+            # TypeError and AttributeError are raised if a damaged column has another type.
+            except (StorageError, TypeError, AttributeError) as error:
                 raise damage_error(self.path, str(error)) from None
 
     def table(self, name: str, kind: type[R]) -> Table[R]:
-        """Return a table as of the last commit, empty if it was not stored."""
+        """Return a table as of the last commit. It is empty if no table with this name is stored."""
         return Table(kind, self._trees.get(name), self.version)
 
     def attach_tables(self, tables: Mapping[str, Table[Any]]) -> None:
-        """Let the tables of the stored state read their rows from this store. Raises `StorageError` if a root differs."""
+        """Let the tables of the stored state read their rows from this store.
+
+        Raises `StorageError` if the root of a table differs.
+        """
         for name, table in tables.items():
             if TableRoot.from_node(self._trees.get(name)) != table.root:
                 raise self._damaged(f"the rows of {name} do not match the state")
@@ -120,7 +126,7 @@ class SqliteBucketStore:
         return self._damaged("rows of a table do not match their digests")
 
     def _damaged(self, what: str) -> StorageError:
-        """Return an error that requires no new key: lost rows are not lost votes."""
+        """Return an error that does not ask for a new key, since lost rows are not lost votes."""
         kept = "this peer's signatures are not lost, and other peers have these rows"
         return StorageError(
             f"{self.path} is damaged ({what}): {kept}; check the disk, and ask for help before you delete anything"
@@ -140,7 +146,7 @@ class SqliteBucketStore:
     # Writing ---------------------------------------------------------------------------------------------------------
 
     def plan_changes(self, tables: Mapping[str, Table[Any]]) -> list[TableChange]:
-        """Compute the changes that make the stored tables equal to `tables`, without any other table."""
+        """Return the changes that make the stored tables equal to `tables`. All other stored tables are deleted."""
         found: list[TableChange] = []
         for name in sorted({*self._trees, *tables}):
             table = tables.get(name)

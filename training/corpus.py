@@ -1,8 +1,8 @@
-"""Training text: from people's files to bytes, to shards for other peers, to the text file and the tokens on every peer.
+"""The way of a training text: files of people, bytes, shards for other peers, then one text file and tokens on every peer.
 
     files --text_files--> pieces of bytes --split--> Manifest and shards ~~> --assemble--> one text file --open_tokens--> Tokens
 
-Token shards of `training.data.token_shards` go the same way, without the last step, tokenization.
+Token shards of `training.data.token_shards` go the same way without the last step, since they contain tokens.
 
 All steps are streams: a peer has only a few shards of text in memory, at any size of the text.
 """
@@ -29,13 +29,14 @@ from training.data.token_shards import require_known_tokens
 from training.data.tokenizer import Tokenizer
 from training.job_spec import JobSpec
 
-TOKENIZE_BYTES = 128 << 10  # bytes tokenized at once: meanwhile the package needs a hundred times their memory
-CUT_BACK_MAX = 3  # bytes that the training part can lose when the cut moves back to the start of a UTF-8 character
+# Bytes of text that are tokenized at once: the package `tokenizers` needs a hundred times as much memory.
+TOKENIZE_BYTES = 128 << 10
+CUT_BACK_MAX = 3  # most bytes by which the end of the training part moves back to the start of a UTF-8 character
 SHARDS_MAX = DATA_BYTES_MAX // DATA_SHARD_BYTES
 
 
 def text_bytes_min(spec: JobSpec) -> int:
-    """Return the fewest bytes of text that give the training and the held-out part one sequence and its next byte each."""
+    """Return the least size of a text in bytes: the training and the held-out part each need one sequence and one more byte."""
     sequence = spec.model.context + 1
     parts = ((sequence, spec.held_out_permille), (sequence + CUT_BACK_MAX, 1000 - spec.held_out_permille))
     return max(-(-least * 1000 // part) for least, part in parts if part)
@@ -53,13 +54,14 @@ def require_enough_text(spec: JobSpec, size: int, source: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DataManifest:
-    """The hashes of a text, or of tokens. A job names the digest of this manifest as `data`."""
+    """The hashes of a job's text or token ids, and of each shard. A job names the digest of this manifest as `data`."""
 
     size: Annotated[int, Between(1, DATA_BYTES_MAX)]  # bytes of the whole text
     text: Digest  # SHA-256 of the whole text
-    shards: Annotated[tuple[Digest, ...], Length(1, SHARDS_MAX)]  # in order; DATA_SHARD_BYTES each, except the last
-    tokenized: bool = False  # 16-bit little-endian token ids instead of text
-    tokens: Digest | None = None  # `tokens_digest` of the job's BPE on this text; None: not fixed
+    # SHA-256 of the shards in order; a shard has DATA_SHARD_BYTES, the last one at most.
+    shards: Annotated[tuple[Digest, ...], Length(1, SHARDS_MAX)]
+    tokenized: bool = False  # True if the shards contain 16-bit little-endian token ids instead of text.
+    tokens: Digest | None = None  # `tokens_digest` of this text with the job's BPE; None: not checked
 
     def encode(self) -> bytes:
         return codec.encode(self)
@@ -86,7 +88,7 @@ class DataManifest:
 
 
 def read_manifest(digest: bytes, read: Callable[[bytes, int], bytes]) -> DataManifest:
-    """Return a manifest. `read` returns the blob with a digest, of at most this many bytes."""
+    """Return the manifest with this digest. `read` returns the blob with a digest, of at most the given number of bytes."""
     return DataManifest.decode(read(digest, MESSAGE_BYTES_MAX))
 
 
@@ -138,14 +140,14 @@ def assemble_text(manifest: DataManifest, read: Callable[[bytes], bytes], path: 
 
 
 def text_path(folder: Path, manifest: DataManifest) -> Path:
-    """Return the file of this text in a folder of texts."""
+    """Return the path of a manifest's text in a folder of texts."""
     return folder / f"{manifest.text.hex()[:32]}{'.tokens' if manifest.tokenized else '.txt'}"
 
 
 # From the text file to tokens ----------------------------------------------------------------------------------------
 
 
-HASHED_AT_ONCE = 1 << 20  # tokens hashed at once; those of a text of bytes are copied to be hashed
+HASHED_AT_ONCE = 1 << 20  # number of tokens that are hashed at once: 8-bit tokens are copied to 16 bits before
 
 
 def tokens_digest(tokens: TokenizedText) -> bytes:
@@ -172,7 +174,7 @@ def open_tokens(
     after all ids were found in the vocabulary.
 
     Raises `UserError` if the job needs more tokens, or if the digest of a BPE's tokens is not `named`. Releases of the package
-    may cut a text differently, and to auditors an update from other tokens is false.
+    `tokenizers` may split a text differently, and auditors reject an update from other tokens.
     """
     if tokenizer.vocabulary != spec.model.vocabulary:
         raise UserError(
@@ -192,7 +194,7 @@ def open_tokens(
     if named is not None and tokens_digest(tokens) != named:
         prefix = _token_prefix(text, tokenizer)
         for made in [path for path in text.parent.iterdir() if path.name.startswith(prefix)]:
-            made.unlink()  # The correct release has to make them again.
+            made.unlink()  # The correct release of `tokenizers` has to make these files again.
         release = f"tokenizers {importlib.metadata.version('tokenizers')}"
         raise UserError(
             f"{release} does not make the job's tokens from {text}: install the release of the peer that started the job"
@@ -214,7 +216,7 @@ def _tokens_of_text(
 
 
 def _held_out_start(text: Path, size: int, permille: int) -> int:
-    """Return the start of the held-out part, which is the start of a UTF-8 character."""
+    """Return the offset of the held-out part in the text. It is the start of a UTF-8 character."""
     start = size * (1000 - permille) // 1000
     with text.open("rb") as stream:
         stream.seek(max(0, start - 3))
@@ -241,7 +243,10 @@ def _token_prefix(text: Path, tokenizer: Tokenizer) -> str:
 
 
 def _blocks(text: Path, start: int, stop: int) -> Iterator[bytes]:
-    """Yield the text in blocks of about TOKENIZE_BYTES. They end at a line, so that every peer gets the same tokens."""
+    """Yield the text in blocks of about TOKENIZE_BYTES.
+
+    A block ends at the end of a line, so that every peer gets the same tokens.
+    """
     with text.open("rb") as stream:
         stream.seek(start)
         rest = b""

@@ -1,7 +1,7 @@
 """Registry of the functions that engines implement: objectives, and kinds of layers.
 
-Features register them by engine (`features.feature.Feature.implementations`). The worker process imports them when an engine
-first needs them.
+Features register implementations by engine (`features.feature.Feature.implementations`). The worker process imports these when an
+engine first needs them.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectiveFunctions:
-    """An engine's implementation of an objective. The types of model, arrays and data are the engine's."""
+    """An engine's implementation of an objective. The engine determines the types of model, arrays and data."""
 
-    loss: Callable[..., Any]  # function of the model and `Objective.batch_arrays`, which returns the mean loss
+    loss: Callable[..., Any]  # function of the model and of the arrays from `Objective.batch_arrays`; returns the mean loss
     # A function of the model, the specification, the data and a heartbeat. It returns the model's metrics by name.
     metrics: Callable[..., Mapping[str, float]] | None = None
-    # Called before each step and each measurement. Takes the engine, the drawn examples (None: the held-out data) and a
-    # heartbeat. It adds to the data the results of the first round's model on them.
+    # A function that is called before each step and each measurement, with the engine, the step's examples (None: the held-out
+    # data) and a heartbeat. It computes the outputs of the first round's model on these examples and adds them to the data.
     reference: Callable[..., None] | None = None
-    declarer: Callable[..., Any] | None = None  # function of the engine; its result makes and checks declarations
+    declarer: Callable[..., Any] | None = None  # function of the engine; returns an object that makes and checks declarations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +35,15 @@ class EngineImplementations:
     """A feature's implementations for one engine, by the names of objectives and of kinds of layers."""
 
     objectives: Mapping[str, ObjectiveFunctions] = field(default_factory=dict)
-    layers: Mapping[str, Any] = field(default_factory=dict)  # implementations, whose type the engine documents
+    # Implementations by the name of the kind of layer; the engine documents their type.
+    layers: Mapping[str, Any] = field(default_factory=dict)
 
 
 _places: dict[str, tuple[str, ...]] = {"pytorch": ("training.engines.pytorch.implementations:IMPLEMENTATIONS",)}
 
 
 def register_implementations(engine: str, place: str) -> None:
-    """Register `place`, the `module:name` of an `EngineImplementations`. A second registration changes nothing."""
+    """Register an `EngineImplementations` for an engine. `place` is its `module:name`. A second registration changes nothing."""
     _places[engine] = tuple(dict.fromkeys((*_places.get(engine, ()), place)))
 
 

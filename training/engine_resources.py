@@ -10,26 +10,26 @@ from dataclasses import dataclass
 from typing import Final
 
 AUTO: Final = "auto"
-GPUS_MAX: Final = 64  # GPUs of one machine
+GPUS_MAX: Final = 64  # most GPUs of one machine
 
 
 class ParallelMode(enum.StrEnum):
-    """How several processes of a worker train one model, each on a device of its own."""
+    """The mode in which several processes of a worker train one model, each on its own device."""
 
     OFF = "off"
-    DDP = "ddp"  # Each process has the whole model and a share of the batch.
-    FSDP = "fsdp"  # Each process has a share of the batch and of every tensor.
+    DDP = "ddp"  # Each process has the whole model, and computes the gradient of a part of the batch.
+    FSDP = "fsdp"  # Each process has a part of every tensor, and computes the gradient of a part of the batch.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineResources:
-    threads: int = 0  # threads; 0: the engine's default
-    device: str = "cpu"  # `cpu`, the name of an accelerator such as `cuda:1`, or `AUTO`: an accelerator if one exists
-    memory_mb_max: int = 0  # bound of a job's estimated memory, in MB of 10^6 bytes; 0: no bound
-    gpus: int = 0  # processes that train together, on a GPU each or all on the CPU; 0: one
+    threads: int = 0  # number of threads; 0: the engine's default
+    device: str = "cpu"  # `cpu`, the name of an accelerator such as `cuda:1`, or `AUTO`: an accelerator if the machine has one
+    memory_mb_max: int = 0  # largest estimated memory of a job, in MB of 10^6 bytes; 0: no bound
+    gpus: int = 0  # number of processes that train together, each on its own GPU or all on the CPU; 0: one process
     parallel: ParallelMode = ParallelMode.OFF
-    compile: bool = False  # Losses are compiled for the device, where that works.
-    recompute: bool = False  # Only the inputs of layers are kept, and the rest is recomputed for the gradient.
+    compile: bool = False  # True if losses are compiled for the device, where that works.
+    recompute: bool = False  # True if a pass stores only the inputs of layers, and recomputes other results for the gradient.
 
     def arguments(self) -> list[str]:
         """Return the worker's arguments: all values that differ from the default."""
@@ -54,14 +54,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def device_problem(name: str) -> str | None:
-    """Return why this name is no device on any machine; None if it may be one."""
+    """Return why this name cannot be a device on any machine; None if it may be a device."""
     if re.fullmatch(rf"{AUTO}|cpu|cuda(:\d{{1,3}})?", name):
         return None
     return f"is not a device: use {AUTO}, cpu, cuda, or cuda:1 for one of several"
 
 
 def parallel_problem(resources: EngineResources) -> str | None:
-    """Return why these processes cannot train together; None if they can."""
+    """Return why this number of processes cannot train together in this mode; None if they can."""
     if not 0 <= resources.gpus <= GPUS_MAX:
         return f"gpus {resources.gpus} is outside 0..{GPUS_MAX}"
     if resources.parallel is ParallelMode.OFF:

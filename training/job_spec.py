@@ -29,42 +29,52 @@ from training.objectives import registry
 from training.objectives.objective import Objective
 from training.transformer import BYTES, ModelSpec, layer_names
 
-ROUNDS_MAX = 1_000_000  # rounds: a job must end, after years at one round a minute
-LOCAL_STEPS_MAX = 10_000  # local steps: a round must end, too, and its re-execution
-BATCH_MAX = 65_536  # sequences, whose offsets are drawn one by one
-DECODED_KEPT_MAX: Final = 256  # specifications of some kilobytes each
-SETTINGS_BYTES_MAX: Final = 4_096  # bytes of an objective's own settings, which are hashes and numbers; larger data are blobs
-BITS: Final = (1, 2, 4, 8)  # bits of a level; a byte contains a whole number of levels
-LOCAL_STEPS: Final = 10  # default number
-# One bit gives all elements of a chunk the same size. The first updates of a new model are farthest from that (decision 95).
+ROUNDS_MAX = 1_000_000  # most rounds of a job: at one round a minute it ends after two years
+LOCAL_STEPS_MAX = 10_000  # most local steps of a round: the round and its re-execution must end
+BATCH_MAX = 65_536  # most sequences of a batch: their offsets are drawn one by one
+DECODED_KEPT_MAX: Final = 256  # number of decoded specifications in memory, of some kilobytes each
+# Most bytes of an objective's own settings: they are hashes and numbers, and larger data are blobs.
+SETTINGS_BYTES_MAX: Final = 4_096
+BITS: Final = (1, 2, 4, 8)  # possible numbers of bits of a level: a byte must contain a whole number of levels
+LOCAL_STEPS: Final = 10  # default number of local steps in a round
+# Opening rounds have more bits. One bit gives all elements of a chunk the same size, and the first updates of a new model fit
+# worst to that (decision 95).
 OPENING_BITS: Final = 4
 OPENING_ROUNDS: Final = 3
-ROUNDS: Final = 60  # default: a minute or two of the demo
-CLOSING_ROUNDS: Final = 10  # last rounds, re-executed before the vote (decision 123); they cost as much as with audit 'full'
-AUDIT_RATE: Final = 0.125  # default of sampled audits: with two auditors a machine replays a quarter of a round
+ROUNDS: Final = 60  # default number of rounds of a job: the demo takes a minute or two
+# Default number of last rounds with full audits (decision 123): each costs as much as with audit 'full'.
+CLOSING_ROUNDS: Final = 10
+# Default rate of sampled audits: with two auditors, each machine replays a quarter of its own work.
+AUDIT_RATE: Final = 0.125
 ANCHOR_ROUNDS: Final = 8  # rounds between durable models: a rollback undoes at most seven rounds more than necessary
 ANCHOR_ROUNDS_MAX: Final = 16  # rounds between durable models with one local step, since a disk may be slower than such a round
-WARMUP_ROUNDS: Final = 2  # default, also of short jobs
-AUDIT_BYTES_MAX: Final = 64 << 30  # bytes on a volunteer's disk, which a job must not fill without consent
-ESTIMATES_BYTES_MAX: Final = 4 << 30  # bytes of one model, one for each parameter and trainer; voters keep two or three models
+WARMUP_ROUNDS: Final = 2  # default number of warm-up rounds, also in short jobs
+# Most bytes that sampled audits of a job may need on a trainer's disk: a job must not fill it without consent.
+AUDIT_BYTES_MAX: Final = 64 << 30
+# Most bytes of all estimates of one model, one byte for each parameter and trainer: voters keep two or three models.
+ESTIMATES_BYTES_MAX: Final = 4 << 30
 SUSPENSION_ROUNDS_MAX: Final = 100_000
-# Honest replays on other processors differ by 5e-6, some by 1e-4, and at the smallest rates by 5e-4. A smaller tolerance would
-# suspend honest trainers.
+# Least tolerance of a replay. Honest replays on other processors have relative errors of 5e-6, some of 1e-4, and at the smallest
+# rates of 5e-4. A smaller tolerance would suspend honest trainers.
 TOLERANCE_MIN: Final = 1e-3
-TOLERANCE_MAX: Final = 0.1  # A trainer without work has relative error 1, and one with half of the work less.
+# Largest tolerance of a replay: an update without any work has error 1, one with half of the work less.
+TOLERANCE_MAX: Final = 0.1
 
-# A job may rely on volunteers alone. At smaller rates, rounding decides if any proposal can be drawn.
+# Least audit rate, with which a job relies on volunteers alone. At smaller rates, rounding decides if any proposal can be drawn.
 AUDIT_RATE_MIN: Final = 1e-9
 INNER_RATE: Final = 3e-3  # default rate of AdamW
-# At smaller rates a step is lost in the rounding of parameters: with Muon at 1e-7 processors differ by half of the tolerance.
+# Least learning rate of the inner optimizer. At smaller rates a step is lost in the rounding of parameters: with Muon at 1e-7,
+# replays on other processors have an error of half the tolerance.
 INNER_RATE_MIN: Final = 1e-6
-# The squares of gradients clipped to less are subnormal numbers, and processors differ in which of them become zero.
+# Least norm to which gradients are clipped. With a smaller one, squares of gradients are subnormal numbers, and processors differ
+# in which of these become zero.
 CLIP_MIN: Final = 1e-6
 
-NORM_START_MAX: Final = 1e9  # Every voter computes the square exactly, and no float may overflow.
+NORM_START_MAX: Final = 1e9  # largest initial median norm: every voter squares it exactly, and no float may overflow
 
 
-# Far above useful values. Beyond them float32 parameters overflow, and the decided model would be useless.
+# Largest values of fields, far above useful values. With larger values float32 parameters overflow, and the decided model would
+# be useless.
 FLOATS_MAX: Final = {
     "inner_rate": 10.0,
     "outer_rate": 10.0,
@@ -74,12 +84,12 @@ FLOATS_MAX: Final = {
     "proposal_seconds": 86_400.0,
     "replay_tolerance": TOLERANCE_MAX,
 }
-# Below them honest updates differ between processors by more than auditors may tolerate.
+# Least values of fields. With smaller values honest updates differ between processors by more than auditors may tolerate.
 FLOATS_MIN: Final = {"inner_rate": INNER_RATE_MIN, "gradient_clip": CLIP_MIN, "replay_tolerance": TOLERANCE_MIN}
 
 POSITIVE: Final = ("inner_rate", "gradient_clip", "outer_rate", "initial_norm", "proposal_seconds", "replay_tolerance")
-SHARES: Final = ("inner_rate_floor", "outer_momentum", "feedback_decay", "audit_rate")  # 0..1
-DECAYS: Final = ("beta1", "beta2")  # 0..1, without 1
+SHARES: Final = ("inner_rate_floor", "outer_momentum", "feedback_decay", "audit_rate")  # fields with values from 0 to 1
+DECAYS: Final = ("beta1", "beta2")  # fields with values from 0 to less than 1
 
 
 class AuditMode(enum.StrEnum):
@@ -89,9 +99,9 @@ class AuditMode(enum.StrEnum):
 
 
 class FeedbackMemory(enum.StrEnum):
-    """Where the part of an update that compression dropped is kept."""
+    """The treatment of the part of an update that compression dropped."""
 
-    RESIDUAL = "residual"  # The trainer adds it to its next update, which is error feedback.
+    RESIDUAL = "residual"  # The trainer adds the dropped part to its next update, which is error feedback.
     ESTIMATES = "estimates"  # Every voter adds payloads to an estimate of the trainer's momentum, and aggregates the estimates.
 
 
@@ -99,19 +109,19 @@ class Precision(enum.StrEnum):
     """Precision of matrix products in local steps. Parameters, moments and sums are always float32."""
 
     FP32 = "fp32"
-    BF16 = "bf16"  # Several times faster on GPUs. Replays differ by more than a small attack, so audits are impossible.
+    BF16 = "bf16"  # BF16 is several times faster on GPUs. Replays differ by more than a small attack, so audits are impossible.
 
 
 class OuterOptimizerKind(enum.StrEnum):
-    """How the aggregated update moves the model."""
+    """The outer optimizer, which applies the aggregate of a round's updates to the model."""
 
     NESTEROV = "nesterov"  # SGD with Nesterov momentum (DiLoCo)
     SGD = "sgd"
-    SIGN = "sign"  # steps by the sign of the momentum
-    ADAMW = "adamw"  # AdamW on aggregated gradients: one step per round, without an inner optimizer
+    SIGN = "sign"  # Signum: each parameter moves by the sign of its momentum
+    ADAMW = "adamw"  # AdamW on aggregated gradients: one step per round, and no inner optimizer
 
 
-# Names of the vectors that the optimizer keeps beside the parameters.
+# Names of the vectors that an outer optimizer stores beside the parameters.
 OUTER_SLOTS: Final[dict[OuterOptimizerKind, tuple[str, ...]]] = {
     OuterOptimizerKind.NESTEROV: ("momentum",),
     OuterOptimizerKind.SGD: (),
@@ -121,7 +131,7 @@ OUTER_SLOTS: Final[dict[OuterOptimizerKind, tuple[str, ...]]] = {
 
 
 class InnerOptimizerKind(enum.StrEnum):
-    """The optimizer of local steps."""
+    """The inner optimizer, which computes local steps."""
 
     ADAMW = "adamw"
     MUON = "muon"  # Muon for matrices, and AdamW for the embedding and the norms
@@ -133,27 +143,28 @@ class InnerStatePolicy(enum.StrEnum):
 
 
 class AggregationRule(enum.StrEnum):
-    """How a round's accepted updates are combined."""
+    """The rule that combines a round's accepted updates."""
 
-    ARC_NNM_TRIM = "arc-nnm-trim"  # adaptive robust clipping, nearest-neighbour mixing, trimmed sum
+    ARC_NNM_TRIM = "arc-nnm-trim"  # adaptive robust clipping, then nearest-neighbour mixing, then a trimmed sum
     CENTERED_CLIPPING = "centered-clipping"
-    MEAN = "mean"  # A rule for audit 'full', since a single false update can move the mean anywhere.
-    MEDIAN = "median"  # This rule and those below are for comparison.
+    MEAN = "mean"  # MEAN is for audit 'full', since a single false update can move the mean anywhere.
+    MEDIAN = "median"  # MEDIAN and all later rules are for comparison.
     TRIMMED_MEAN = "trimmed-mean"
     KRUM = "krum"
     GEOMETRIC_MEDIAN = "geometric-median"
 
 
-_ON_THE_WIRE: Final = re.compile(r"\b[A-Z]\w+: (?=\w+: )| at byte \d+")  # records and byte positions, useless to people
+# Parts of a codec's error that are useless to people: record names and byte positions.
+_ON_THE_WIRE: Final = re.compile(r"\b[A-Z]\w+: (?=\w+: )| at byte \d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparationCounts:
-    """Counts from the preparation of a person's file as the data of a job."""
+    """Counts of changes that were made to a person's file to use it as the data of a job."""
 
-    left_out: Count = 0  # lines that were left out
+    left_out: Count = 0  # lines of the file that the data omit
     shortened: Count = 0  # lines with a text longer than the context
-    holding_stop: Count = 0  # responses that contain the stop text, where the model's answers end
+    holding_stop: Count = 0  # responses that contain the stop text before their end: the model's answers will end there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +193,7 @@ class JobSpec:
     """Sequences in each local step of a trainer."""
     micro_batch: Annotated[int, Between(1, BATCH_MAX)] = 8
     """Sequences in a forward pass. It bounds memory, and changes the result by rounding only."""
-    inner: InnerOptimizerKind = InnerOptimizerKind.ADAMW  # `complete_fields` sets Muon in most jobs
+    inner: InnerOptimizerKind = InnerOptimizerKind.ADAMW  # In most jobs `complete_fields` sets Muon.
     """Optimizer of local steps. Muon is for matrices between embedding and loss; AdamW computes the rest."""
     inner_state: InnerStatePolicy = InnerStatePolicy.RESET
     """`reset`: moments start from zero in each round. `keep`: they continue from the trainer's last accepted proposal."""
@@ -230,7 +241,7 @@ class JobSpec:
     """Largest relative error of a replay. An update from other data has an error of about 1."""
     suspension_rounds: Annotated[int, Between(1, SUSPENSION_ROUNDS_MAX)] = 20
     """Rounds of a trainer's first suspension. Each later one is twice as long."""
-    initial_norm: float = 32.0  # it also chooses between two middle norms in later rounds
+    initial_norm: float = 32.0  # In later rounds it also selects one of two middle norms.
     """Median norm of updates before the first round. An update of 16 times the median is rejected."""
     proposal_seconds: float = 60.0
     """Longest wait for a round's proposals, in seconds. Peers adapt to less."""
@@ -283,13 +294,16 @@ class JobSpec:
         return record
 
     def declared_blobs(self, encoded: bytes) -> Mapping[bytes, int]:
-        """Return digest → most bytes of each blob that a proposal's declaration names. Raises as `decode_declaration`."""
+        """Return the digests of the blobs that a proposal's declaration names, each with its most bytes.
+
+        Raises as `decode_declaration`.
+        """
         record = self.decode_declaration(encoded)
         return {} if record is None else self.resolved_objective.declared_blobs(self, record)
 
     @property
     def has_text(self) -> bool:
-        """True if people can ask its model for text, which needs tokens for all bytes."""
+        """True if people can ask the job's model for text. This needs tokens for all bytes."""
         return self.resolved_objective.makes_text and (self.tokenizer is not None or self.model.vocabulary >= BYTES)
 
     @property
@@ -298,11 +312,11 @@ class JobSpec:
 
     @property
     def has_estimates(self) -> bool:
-        """True if voters keep an estimate of each trainer's momentum, and aggregate the estimates."""
+        """True if voters store an estimate of each trainer's momentum, and aggregate the estimates instead of updates."""
         return self.memory is FeedbackMemory.ESTIMATES
 
     def payload_bits(self, taken: int) -> int:
-        """Return the bits of a level in payloads of the round after `taken` applied rounds."""
+        """Return how many bits a level has in payloads of the round after `taken` applied rounds."""
         return OPENING_BITS if taken < self.compression_warmup_rounds else self.bits
 
     @property
@@ -312,7 +326,7 @@ class JobSpec:
 
     @property
     def update_weight(self) -> float:
-        """Weight of an update in the buffer that a trainer commits to. It is below one for a momentum."""
+        """Weight of an update in the buffer that a trainer commits to. It is below one if the buffer is a momentum."""
         return 1 - self.feedback_decay if self.has_estimates else 1.0
 
     @property
@@ -322,23 +336,26 @@ class JobSpec:
 
     @property
     def rounds_audited(self) -> int:
-        """Number of later rounds in which a proposal may be replayed: the audit window, and as long again for a dispute."""
+        """Number of later rounds in which a proposal may be replayed: the audit window, and as many for a dispute."""
         return 2 * self.audit_window if self.audit is AuditMode.SAMPLED else 0
 
     @property
     def anchor_rounds(self) -> int:
-        """Rounds from one anchor to the next. Anchors are durable, and a rollback may return to them."""
+        """Number of rounds from one anchor to the next. An anchor is a durable model to which a rollback may return."""
         return ANCHOR_ROUNDS_MAX if self.local_steps == 1 else ANCHOR_ROUNDS
 
     @property
     def usual_final_full_audit_rounds(self) -> int:
-        """The value that `train` sets, unless a person sets one."""
+        """The value of `final_full_audit_rounds` that `train` sets, unless a person sets the field."""
         is_sampled = self.audit is AuditMode.SAMPLED and self.resolved_objective.needs_worker
         return min(CLOSING_ROUNDS, self.rounds // 3) if is_sampled else 0
 
     @property
     def usual_compression_warmup_rounds(self) -> int:
-        """The value that `train` sets in a job without base, unless a person sets one. Measured with one bit and many steps."""
+        """The value of `compression_warmup_rounds` that `train` sets in a job without base, unless a person sets the field.
+
+        It is positive only with the measured settings: one bit with error feedback, Nesterov, and several local steps.
+        """
         is_one_bit = self.bits == 1 and self.memory is FeedbackMemory.RESIDUAL
         is_measured = is_one_bit and self.outer is OuterOptimizerKind.NESTEROV and self.local_steps > 1
         return min(OPENING_ROUNDS, self.rounds) if is_measured else 0
@@ -348,7 +365,7 @@ class JobSpec:
         return self.inner_state is InnerStatePolicy.KEEP and self.resolved_objective.needs_worker
 
     def problem(self) -> str | None:
-        """Return why the specification is invalid, with the name of the value; None if it is valid."""
+        """Return why the specification is invalid, with the name of the invalid field; None if it is valid."""
         name = name_problem(self.name)
         if name:
             return f"its name {name}"
@@ -370,7 +387,7 @@ class JobSpec:
 
     def _number_problem(self) -> str | None:
         for name, value in FLOATS_MAX.items():
-            if not getattr(self, name) <= value:  # NaN fails, too.
+            if not getattr(self, name) <= value:  # The comparison also fails for NaN.
                 return f"{name} must be at most {value:g}, is {getattr(self, name)}"
         for name in POSITIVE:
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
@@ -407,7 +424,7 @@ class JobSpec:
         if self.bits == 8 and self.commits_to_buffer:
             both = f"bits 8 with feedback_decay {self.feedback_decay:g}"
             return f"{both} would commit to a buffer that repeats the payload: use feedback_decay 0, or fewer bits"
-        # A job of one round keeps the default warm-up, so that nobody has to set it to none.
+        # The default warm-up is valid in any job, so that a job of one round need not change it.
         if self.warmup_rounds > max(self.rounds, WARMUP_ROUNDS):
             return f"warmup_rounds {self.warmup_rounds} are more than the {self.rounds} rounds: shorten the warm-up"
         if self.decay_rounds is not None and self.warmup_rounds + self.decay_rounds > self.rounds:
@@ -480,14 +497,15 @@ class JobSpec:
 
     @property
     def estimates_max(self) -> int:
-        """Most trainers whose estimates voters can keep."""
+        """Largest number of trainers whose estimates voters can store."""
         return min(TRAINERS_MAX, ESTIMATES_BYTES_MAX // self.model.parameters)
 
     @property
     def audit_bytes(self) -> int:
         """Most bytes that a trainer keeps on its disk for sampled audits, over all rounds in reach of an audit.
 
-        For each such round it keeps the model, its buffer and the blobs of its declaration. Other peers keep only the models.
+        For each such round the trainer keeps the model, its buffer and the blobs of its declaration. Other peers keep only the
+        models.
         """
         buffer = self.model.parameters * self.commits_to_buffer
         return (self.model_bytes + buffer + self.resolved_objective.declared_bytes_max(self)) * (self.rounds_audited + 1)
@@ -503,11 +521,11 @@ class JobSpec:
 
     @classmethod
     def decode(cls, data: bytes) -> JobSpec:
-        """Return a valid specification. Raises `RemoteProtocolError`."""
+        """Return the specification in `data`. Raises `RemoteProtocolError` if it is invalid."""
         return _decoded(data, (*registry.objective_names(), *layer_names()))
 
     def validated(self) -> JobSpec:
-        """Return this specification after a check. Raises `UserError`."""
+        """Return this specification if it is valid. Raises `UserError` if it is invalid."""
         problem = self.problem()
         if not problem:
             try:
@@ -517,8 +535,8 @@ class JobSpec:
         raise UserError(f"job {self.name[:NAME_CHARACTERS_MAX]!r}: {_ON_THE_WIRE.sub('', problem)}")
 
 
-# Every block needs the terms of all jobs in the state, at most 164. `known` is part of the key, since features may add objectives
-# and layers between two calls.
+# Specifications are cached, since every block needs the terms of all jobs in the state, at most 164. `known` is part of the
+# cache's key, since features may add objectives and layers between two calls.
 @lru_cache(maxsize=DECODED_KEPT_MAX)
 def _decoded(data: bytes, known: tuple[str, ...]) -> JobSpec:
     spec = codec.decode(JobSpec, data)
@@ -528,14 +546,15 @@ def _decoded(data: bytes, known: tuple[str, ...]) -> JobSpec:
     return spec
 
 
-MUON_RATE: Final = 3e-2  # best of 0.003, 0.01, 0.02, 0.03 and 0.04 for the default job (decision 45)
-SIGN_RATE: Final = 3e-3  # best of 0.001, 0.003 and 0.01 for the default job
-SIGN_RATE_MAX: Final = 0.1  # A larger step would exceed nearly all parameters of a model.
+MUON_RATE: Final = 3e-2  # default rate of Muon: best of 0.003, 0.01, 0.02, 0.03 and 0.04 for the default job (decision 45)
+SIGN_RATE: Final = 3e-3  # default rate of `sign`: best of 0.001, 0.003 and 0.01 for the default job
+SIGN_RATE_MAX: Final = 0.1  # largest rate of `sign`: a larger step would exceed nearly all parameters of a model
 
 
-# Settings that belong together. Fields that a person sets take precedence.
+# Values of fields for each preset. Fields that a person sets take precedence.
 PRESETS: Final[dict[str, dict[str, Any]]] = {
-    # This preset sends few bytes: one bit for each element, after ten local steps. With outer rate 0.7 one trainer learns more.
+    # This preset sends few bytes: one bit for each element, after ten local steps. A job with a single trainer learns more with
+    # outer rate 0.7.
     "local": {
         "local_steps": 10,
         "bits": 1,
@@ -545,8 +564,9 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "inner_state": InnerStatePolicy.RESET,
         "beta1": 0.6,
     },
-    # This preset learns most per sample, since every gradient counts at once. Re-execution of all of them would halve the speed.
-    # Error feedback would add the rest of an older model's gradient, and trimming drops too much of a few updates (decision 44).
+    # This preset learns most per sample, since every gradient counts at once. Re-execution of every proposal would halve the
+    # speed. Error feedback would add a part of an older model's gradient, and trimming drops too much of a few updates (decision
+    # 44).
     "per-step": {
         "local_steps": 1,
         "rounds": 600,
@@ -561,13 +581,13 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "audit": AuditMode.SAMPLED,
         "audit_rate": AUDIT_RATE,
         "auditors": 2,
-        "audit_window": 10,  # rounds of half a second: time to fetch and replay the drawn proposals
+        "audit_window": 10,  # ten rounds of half a second: time to fetch and replay the drawn proposals
     },
 }
 
-# Every voter keeps an estimate of each trainer's momentum, which a payload moves with one bit for each element. Trainers keep the
-# momentum, so AdamW has none. This is no preset: liars that know the loss raise a language model's loss by 0.14 of it. Such jobs
-# need audits, and with audits `local` learns more.
+# Settings for `memory=estimates`: every voter stores an estimate of each trainer's momentum, and a payload changes the estimate
+# with one bit for each element. AdamW has no momentum of its own, since trainers compute it. These settings are no preset: liars
+# that know the loss can raise a language model's loss by 14 %. Such jobs need audits, and with audits `local` learns more.
 ESTIMATES: Final[dict[str, Any]] = {
     "local_steps": 1,
     "rounds": 600,
@@ -586,7 +606,7 @@ ESTIMATES: Final[dict[str, Any]] = {
 
 
 def fields_set_by_estimates(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the fields that follow from memory `estimates`, with momentum and rate for jobs that send gradients."""
+    """Return the names of the fields that memory `estimates` determines, with momentum and rate in jobs that send gradients."""
     of_gradients = ("beta1", "inner_rate") if fields.get("outer") == OuterOptimizerKind.ADAMW else ()
     return ("bits", "feedback_decay", "rule", *of_gradients)
 
@@ -598,14 +618,15 @@ def complete_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
       One bit gives all elements of a chunk the same size: AdamW's second moment would learn nothing (1-bit Adam,
       arXiv:2102.02888).
     - Estimates have levels of eight bits. Their momentum replaces AdamW's first moment.
-    - `sign` and Muon have rates of their own.
-    - Muon is set with the default outer optimizer, memory and inner state. It learns more in the same time (`benchmarks.value`).
-      With kept moments it was not measured.
-    - Payloads of eight bits leave nothing for error feedback.
-    - With audit 'full' the rule is the mean. Every accepted update was verified, and a robust rule would drop a part of them.
+    - `sign` and Muon have their own default rates.
+    - Muon is the default if outer optimizer, memory and inner state have their defaults. It learns more in the same time
+      (`benchmarks.value`). Muon with kept moments was not measured.
+    - With payloads of eight bits there is no error feedback.
+    - With audit 'full' the rule is the mean. Every accepted update was verified, and a robust rule would drop some of them.
     """
     usual, unset = PRESETS["per-step"], JobSpec(name="usual")
-    steps = ("outer", "memory", "inner_state")  # Nesterov steps, without estimates, with new inner moments in each round
+    # Muon is the default if these fields have their defaults: Nesterov, no estimates, and new moments in each round.
+    steps = ("outer", "memory", "inner_state")
     if all(fields.get(name, getattr(unset, name)) == getattr(unset, name) for name in steps):
         fields = {"inner": InnerOptimizerKind.MUON, **fields}
     rule = {"rule": AggregationRule.MEAN} if fields.get("audit", AuditMode.FULL) == AuditMode.FULL else {}

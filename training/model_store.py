@@ -1,6 +1,6 @@
-"""The models of a peer's jobs on disk, which blocks advance. Every voter runs this, with numpy only.
+"""The models of a peer's jobs on disk, which blocks advance. Every voter runs this code, with numpy only.
 
-numpy and the arithmetic of models are imported with the first model, since a voter without jobs needs neither.
+The first model imports numpy and the arithmetic of models, since a voter without jobs needs neither.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from training.replicated.model_directory import IncomingModelDirectory
     from training.replicated.replicated_model import ReplicatedModel
 
-ROUNDS_SHOWN_MAX = 8  # rounds that an error lists
-ROUNDS_KEPT = 2  # models of the open round and the one before, which a late re-execution may read; audits need more
-# Bound of all models that only late audits need. An auditor without the model sends no report.
+ROUNDS_SHOWN_MAX = 8  # most rounds that an error lists
+ROUNDS_KEPT = 2  # least number of stored models: of the open round, and of the round before, which a late re-execution may read
+# Most bytes of all models that only late audits need. An auditor without the model sends no report.
 AUDITED_BYTES_MAX = 16 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedRoundOutcome:
-    """The outcome of a closed round, as far as a step needs it."""
+    """The outcome of a closed round, as far as the model's next step depends on it."""
 
     job: bytes
     number: int
@@ -51,20 +51,24 @@ class ClosedRoundOutcome:
 
 
 def round_directory(folder: Path, job: bytes, number: int) -> Path:
-    """Return the directory of the model that round `number` of a job starts from. `folder` holds all models."""
+    """Return the directory of the model that round `number` of a job starts from. `folder` contains the models of all jobs."""
     return folder / job.hex()[:32] / f"{number:08d}"
 
 
 class JobModelStore:
-    """Implements `ledger.jobs.JobSpecRules`. `apply_round` may run in a thread, one call at a time."""
+    """The models of all jobs of this peer. It implements `ledger.jobs.JobSpecRules`.
+
+    `apply_round` may run in a thread, one call at a time.
+    """
 
     def __init__(self, folder: Path, threads: int = 1) -> None:
-        """`threads` share the work on a large model; 0: `default_thread_count`."""
+        """`threads` is the number of threads that compute a step of a large model; 0: `default_thread_count`."""
         self._folder, self._threads = folder, threads or default_thread_count()
         self._models: dict[bytes, ReplicatedModel] = {}
-        self._served: ReplicatedModel | None = None  # the model whose parts a peer requested last
-        self._pinned: frozenset[tuple[bytes, int]] = frozenset()  # (job, round) of models in snapshots that others may request
-        self._discarded: set[bytes] = set()  # jobs whose models are deleted
+        self._served: ReplicatedModel | None = None  # the model from which another peer last requested a part
+        # (job, round) of all models in snapshots that other peers may request.
+        self._pinned: frozenset[tuple[bytes, int]] = frozenset()
+        self._discarded: set[bytes] = set()  # jobs whose models are deleted when no snapshot contains them
 
     def terms_of_spec(self, spec: bytes) -> JobTerms:
         return _terms(spec, JobSpec.decode(spec).resolved_objective, AUDIT_RESPONSE_MS)
@@ -107,7 +111,10 @@ class JobModelStore:
             raise UserError(f"this peer does not have the model of job {job.name!r} at round {number}: {has}")
 
     def open_decided_model(self, store: LedgerStore, key: bytes, job: Job, number: int) -> ReplicatedModel:
-        """Return the model that round `number` starts from. Raises `UserError` if it is missing or not the decided one."""
+        """Return the model that round `number` starts from.
+
+        Raises `UserError` if it is missing or differs from the decided model.
+        """
         self.require_model(key, job, number)
         model = self.open_verified_model(key, number)
         closed = None if number == job.round else store.closed_round(key, number - 1)
@@ -118,7 +125,7 @@ class JobModelStore:
         return model
 
     def open_verified_model(self, job: bytes, number: int) -> ReplicatedModel:
-        """Return a model of any round after its tensors were hashed. It may run in another thread.
+        """Return the model of any round after a check of all hashes. The call may run in another thread.
 
         A power cut may damage a model that was not durable. Without this check, peers could be blamed for the damage.
         """
@@ -138,7 +145,10 @@ class JobModelStore:
         return thread_map(self._threads, len(layout_of(spec).stretches))
 
     def create_model(self, job: bytes, spec: bytes, read: Read | None = None) -> bytes:
-        """Create the first model of a job and return its root. A job that starts from a blob needs `read`."""
+        """Create the first model of a job and return its root.
+
+        `read` reads a blob; it is needed by a job that starts from a blob.
+        """
         from training import parameter_blob
         from training.replicated.replicated_model import ReplicatedModel, first_values
 
@@ -159,7 +169,7 @@ class JobModelStore:
         return self._models[job].root
 
     def apply_round(self, closed: ClosedRound, payload: Callable[[bytes], bytes]) -> bytes:
-        """Apply a closed round and return the new model root. `payload` returns the bytes with a digest."""
+        """Apply a closed round and return the new model root. `payload` returns the payload with a given digest."""
         outcome = closed.outcome
         return self._step(
             ClosedRoundOutcome(closed.job, closed.round, closed.proposals, outcome.rejected, outcome.absent), payload
@@ -183,9 +193,9 @@ class JobModelStore:
         return model.root
 
     def roll_back(self, job: bytes, anchor: int, number: int) -> bytes:
-        """Use the model of round `anchor` as that of the later round `number`. Return its root.
+        """Use the model of round `anchor` as the model of the later round `number`. Return its root.
 
-        If both are the same, the job has ended, and this model is its last one.
+        If both rounds are the same, the job has ended, and this model is its last one.
         """
         if number != anchor:
             self._read_model(job, anchor).rolled_back(number).save(self.round_directory(job, number))
@@ -197,14 +207,14 @@ class JobModelStore:
     def recover_model(
         self, job: bytes, number: int, root: bytes, judged: Callable[[int], ClosedRoundOutcome], payload: Callable[[bytes], bytes]
     ) -> int:
-        """Ensure that the model of round `number` is here and has this root. Return how many rounds were recomputed.
+        """Ensure that this peer has the model of round `number` with this root. Return how many rounds were recomputed.
 
         After a power cut, models that were not durable may be damaged or missing. The model is then recomputed from the last
-        durable one, with the rounds that `judged` returns by number, and their payloads. Raises `StorageError` if the result has
-        another root.
+        durable model. `judged` returns the outcome of a round by its number, and `payload` a payload by its digest. Raises
+        `StorageError` if the result has another root.
         """
         self._forget(job)
-        # A power cut does not damage a durable model. If it is damaged, its readers report that.
+        # A power cut does not damage a durable model. Other damage is found when the model is read.
         whole = model_files.is_durable(self.round_directory(job, number)) or self.has_model(job, number, root)
         for of, directory in self._directories(job):
             if not model_files.is_durable(directory) and (of > number or not whole):
@@ -230,7 +240,7 @@ class JobModelStore:
         return max((of for of in durable if of <= number), default=None)
 
     def _directories(self, job: bytes) -> Iterator[tuple[int, Path]]:
-        """Yield the directories of the job's models and of leftovers of a crash, with the number of the round."""
+        """Yield the directories of the job's models and of leftovers of a crash, each with the number of its round."""
         for directory in sorted(self.round_directory(job, 0).parent.glob("*")):
             of = directory.name.removeprefix(".").partition(".")[0]
             if of.isdigit():
@@ -272,7 +282,7 @@ class JobModelStore:
         self._discarded &= pinned
 
     def discard_job(self, job: bytes) -> None:
-        """Delete everything of a job that the ledger has forgotten, as soon as no snapshot contains it."""
+        """Delete all models of a job that the ledger has removed, as soon as no snapshot contains them."""
         self._forget(job)
         self._discarded.add(job)
 
@@ -285,11 +295,11 @@ class JobModelStore:
         anchors: Collection[int] = (),
         is_over: bool = False,
     ) -> None:
-        """Retire models that neither round `number` nor audits nor snapshots need, and leftovers of a crash.
+        """Delete models that neither round `number` nor audits nor snapshots need, and leftovers of a crash.
 
-        `audited` are rounds whose proposals may still be replayed, however old they are. `anchors` stay, too. If the job is over,
-        models of later rounds, which were undone, are retired. The last durable model stays, since later ones can be recomputed
-        from it. A repeated call finds nothing to do.
+        `audited` are rounds whose proposals may still be replayed, however old they are. Models of `anchors` stay, too. If the
+        job is over, models of rounds after `number`, which were undone, are deleted. The last durable model stays, since later
+        models can be recomputed from it. A repeated call has no effect.
         """
         kept = max(ROUNDS_KEPT, spec.rounds_audited + 1)
         base = self._last_durable(job, number)
@@ -303,7 +313,7 @@ class JobModelStore:
             shutil.rmtree(model_files.spare_directory(self.round_directory(job, number)), ignore_errors=True)
 
 
-@lru_cache(maxsize=DECODED_KEPT_MAX)  # The terms are read often.
+@lru_cache(maxsize=DECODED_KEPT_MAX)  # A job's terms are read often.
 def _terms(spec: bytes, kind: Objective, answer_ms: int) -> JobTerms:
     from training.replicated.tensor_layout import layout_from_shapes
 
@@ -323,7 +333,7 @@ def _terms(spec: bytes, kind: Objective, answer_ms: int) -> JobTerms:
         base=job.base,
         start=job.initial_model,
         read=kind.required_model(job),
-        # An objective may have vectors beside the model's.
+        # An objective may have tensors beside those of the model.
         parameters=max(job.model.parameters, layout_from_shapes(kind.tensor_shapes(job, job.decoded_settings)).size),
         role=kind.role,
     )
@@ -337,7 +347,7 @@ def audit_download_bytes_max(job: JobSpec) -> int:
 
 
 def _audit_terms(job: JobSpec, answer_ms: int) -> AuditTerms:
-    # Half of the least uplink is reserved for audits: 500 bits in a millisecond for each Mbit/s.
+    # Half of the least uplink is reserved for audits: for each Mbit/s, 500 bits in a millisecond.
     reveal_ms = math.ceil(8 * audit_download_bytes_max(job) / (job.uplink_mbit_min * 500))
     rounds = job.audit_window, job.suspension_rounds
     return AuditTerms(job.audit_rate, job.auditors, *rounds, answer_ms, reveal_ms, job.final_full_audit_rounds)

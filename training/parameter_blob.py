@@ -1,4 +1,4 @@
-"""The blob of initial parameters, for jobs that start from no job's model: little-endian float32 in the order of the layout."""
+"""The blob of initial parameters of a job whose first model no job trained: little-endian float32 in the order of the layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import BLOCK, Float32Array, TensorBlock, float32_bytes, layout_of
 from training.transformer import tensor_shapes
 
-Read = Callable[[bytes, int, int], bytes]  # a function that reads a stored blob: (digest, offset, most bytes)
+Read = Callable[[bytes, int, int], bytes]  # a function that reads a part of a stored blob; arguments: digest, offset, most bytes
 
 
 def blob_bytes(spec: JobSpec) -> int:
@@ -22,7 +22,7 @@ def blob_bytes(spec: JobSpec) -> int:
 
 
 def iter_parameters(model: ReplicatedModel) -> Iterator[memoryview]:
-    """Yield the parameters of a trained model as such a blob, without the vectors of its objective."""
+    """Yield the pieces of a blob with the parameters of a trained model, without the tensors of its objective."""
     known = model.layout.tensor_views(model.parameters)
     for name, _ in tensor_shapes(model.spec.model):
         values = known[name].reshape(-1)
@@ -31,7 +31,7 @@ def iter_parameters(model: ReplicatedModel) -> Iterator[memoryview]:
 
 
 def blob_problem(spec: JobSpec, size: int, read: Read) -> str | None:
-    """Return why no job can start from the blob of `size` bytes; None if one can. Memory: one block."""
+    """Return why the job cannot start from the blob of `size` bytes; None if it can. Only one block is in memory at a time."""
     if size != blob_bytes(spec):
         return f"the blob has {size} bytes, but {layout_of(spec).size} parameters need {blob_bytes(spec)}"
     for block in layout_of(spec).blocks:
@@ -41,9 +41,9 @@ def blob_problem(spec: JobSpec, size: int, read: Read) -> str | None:
 
 
 def read_block_values(spec: JobSpec, read: Read, block: TensorBlock) -> Float32Array:
-    """Return the values of one block. Raises `StorageError` if they are damaged.
+    """Return the parameters of one block. Raises `StorageError` if they are damaged.
 
-    A quorum of voters has checked this blob, so an error means that this peer's copy differs from theirs.
+    A quorum of voters has checked this blob, so an error means that this peer's copy is damaged.
     """
     found = _values(spec, read, block)
     if len(found) != block.size or not np.isfinite(found).all():
@@ -52,7 +52,7 @@ def read_block_values(spec: JobSpec, read: Read, block: TensorBlock) -> Float32A
 
 
 def read_all_values(spec: JobSpec, path: Path) -> Float32Array:
-    """Return all values of a file. Raises `StorageError` if it is not the blob that the job names."""
+    """Return all parameters in a file. Raises `StorageError` if the file is not the blob that the job names."""
     found = np.fromfile(path, dtype="<f4")
     if len(found) != layout_of(spec).size or blob_digest(float32_bytes(found)) != spec.initial_model:
         raise StorageError(f"{path} does not contain the parameters that job {spec.name!r} starts from")

@@ -10,12 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 DIGEST_BYTES = 32
-IRWIN_HALL_TERMS = 4  # 16-bit uniforms per number: close enough to normal for an initialisation, 8 bytes of hash each
-IRWIN_HALL_DEVIATION = math.sqrt((2**32 - 1) / 12 * IRWIN_HALL_TERMS)  # standard deviation of their sum
+# Number of 16-bit uniforms in the sum for one number: near enough to normal for initial parameters, with 8 bytes of hash.
+IRWIN_HALL_TERMS = 4
+# Standard deviation of a sum of `IRWIN_HALL_TERMS` uniforms.
+IRWIN_HALL_DEVIATION = math.sqrt((2**32 - 1) / 12 * IRWIN_HALL_TERMS)
 
 
 def random_bytes(length: int, *seed: Any) -> bytes:
-    """Return the first `length` bytes of SHA-256(seed ‖ 0) ‖ SHA-256(seed ‖ 1) ‖ …. A length precedes each part of the seed."""
+    """Return the first `length` bytes of SHA-256(seed ‖ 0) ‖ SHA-256(seed ‖ 1) ‖ ….
+
+    The seed is the concatenation of its parts, each after its length.
+    """
     parts = [part if isinstance(part, bytes) else str(part).encode() for part in seed]
     start = hashlib.sha256(b"".join(len(part).to_bytes(8, "little") + part for part in parts))
     return b"".join(_block(start, counter) for counter in range(-(-length // DIGEST_BYTES)))[:length]

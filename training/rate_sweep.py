@@ -1,15 +1,19 @@
-"""Line search for a learning rate, also of rival programs. The search goes on beyond an edge while the best value lies there."""
+"""Line search for a learning rate, also of rival programs.
+
+The search continues beyond an end of the line while the best value is there.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 
-BEYOND_MAX = 4  # values beyond the edges of a line: with factors of two, a rate that is sixteen times as far away
+# Most values beyond the ends of the given line: with factors of two, a sixteenth or sixteen times of the rate at an end.
+BEYOND_MAX = 4
 
 
 class RateSweep:
-    """A search over values of a rate. `losses` has the results: value → loss.
+    """A search over values of a rate. `losses` maps each measured value to its loss.
 
     A loss that is not finite counts as infinite: no value beyond a rate that diverges is better.
     """
@@ -22,7 +26,7 @@ class RateSweep:
     def next_value(self) -> float | None:
         """Return the next value to measure; None if none is left.
 
-        A value beyond an edge has the same ratio to the edge as the edge has to its neighbour.
+        A value beyond an end has the same ratio to the end as the end has to its neighbour.
         """
         if self._waiting:
             return self._waiting.pop(0)
@@ -39,5 +43,5 @@ def best_value(losses: dict[float, float]) -> float:
 
 
 def is_best_at_edge(losses: dict[float, float]) -> bool:
-    """Return true if the best value is the first or the last one, so that a better one may lie outside."""
+    """Return true if the best value is the smallest or the largest measured value, so that a better value may lie beyond it."""
     return len(losses) > 1 and best_value(losses) in (min(losses), max(losses))

@@ -1,4 +1,4 @@
-"""The context in which a role works in a round, and the interface of roles."""
+"""The data and calls that a role needs for its work in a round, and the interface of that work."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from training.worker_protocol import AuditRequest, WorkerRequest
 
 R = TypeVar("R")
-EVALUATION_SECONDS = "evaluation_seconds"  # metric of a measured model, in addition to those of its objective
-TRAINING_NATS = "training_nats"  # mean training loss of this peer's own steps in a round, in nats per token
+# Metric of a measured model beside the metrics of its objective: seconds that the measurement took.
+EVALUATION_SECONDS = "evaluation_seconds"
+TRAINING_NATS = "training_nats"  # metric of a round: mean training loss of this peer's own steps, in nats per token
 REPLAYS = "replays"  # metric of a round: number of re-executions before the vote that this peer has begun
-FetchBlob = Callable[[bytes, int, Iterable[bytes]], Awaitable[None]]  # (digest, most bytes, peers that may have it)
+# Function that fetches a blob; arguments: digest, most bytes, peers that may have the blob.
+FetchBlob = Callable[[bytes, int, Iterable[bytes]], Awaitable[None]]
 
 
 def audit_owner(job: bytes, number: int) -> object:
@@ -35,11 +37,11 @@ def audit_owner(job: bytes, number: int) -> object:
 
 @dataclass(frozen=True, slots=True)
 class RoundContext:
-    """One round of one job, open or closed, with everything that a computation for it needs."""
+    """A round of a job, open or closed, with everything that computations for this round need."""
 
     me: bytes
     spec: JobSpec
-    model: ReplicatedModel  # the round's first model
+    model: ReplicatedModel  # the model that the round starts from
     model_directory: Path
     blobs: DiskBlobStore
     fetch: FetchBlob
@@ -59,7 +61,7 @@ class RoundContext:
 
     @property
     def read_directory(self) -> Path | None:
-        """Directory of another job's model that this job reads; None: it reads none."""
+        """Directory of the model of another job that the objective requires; None: it requires none."""
         return self._directory_of(self.spec.resolved_objective.required_model(self.spec))
 
     def _directory_of(self, other: ModelReference | None) -> Path | None:
@@ -67,33 +69,35 @@ class RoundContext:
 
     @property
     def blob_owner(self) -> object:
-        """The owner under which blobs for this round are expected. Audits need their blobs after the round closes."""
+        """The owner of temporary blobs for this round. Audits need their blobs after the round closes."""
         return audit_owner(self.job, self.number)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRoundContext(RoundContext):
-    """A round that is open. When it closes, everything that awaits here is cancelled."""
+    """The context of an open round. When the round closes, all calls that await something in it are cancelled."""
 
     terms: RoundTerms
-    wait_to_propose: Callable[[], Awaitable[None]]  # a wait until this peer can serve the data of a further proposal in time
-    make_loss_opening: Callable[[int], LossOpening]  # opening of the loss of this peer's last inner step
-    # Our proposal, and the loss that it commits to where auditors are bound. It is made durable, then sent.
+    wait_to_propose: Callable[[], Awaitable[None]]  # waits until this peer can serve the data of a further proposal in time
+    # Returns the loss of this peer's last inner step with the secret that opens its commitment.
+    make_loss_opening: Callable[[int], LossOpening]
+    # Makes our proposal durable, then sends it. The second argument is the loss that the proposal commits to; None: it commits to
+    # no loss.
     publish_proposal: Callable[[Proposal, LossOpening | None], Awaitable[None]]
-    record_replay_start: Callable[[bytes], Awaitable[None]]  # a call when a trainer's proposal can be re-executed
-    # Metrics of this round. They are stored only if all are finite.
+    record_replay_start: Callable[[bytes], Awaitable[None]]  # records that this peer begins to re-execute a trainer's proposal
+    # Stores metrics of this round. Values that are not finite are left out.
     record_metrics: Callable[[Mapping[str, float]], Awaitable[None]]
 
     @property
     def blob_owner(self) -> object:
-        """The owner until the round closes."""
+        """The owner of temporary blobs for this round. It ends when the round closes."""
         return self.job, self.number
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
     finding: ReplayFinding
-    relative_error: float = 0.0  # relative error; zero without a replay
+    relative_error: float = 0.0  # relative error of the proposal; zero without a replay
     last_loss: int | None = None  # loss of the last inner step, in millionths; None without a replay
 
 
@@ -101,10 +105,10 @@ class WorkerClient(Protocol):
     """A peer's access to its worker."""
 
     async def ask_worker(self, round: RoundContext, request: WorkerRequest[R]) -> R:
-        """Return the worker's reply. Raises `WorkerFailed`."""
+        """Send a request to the worker and return its reply. Raises `WorkerFailed`."""
 
     async def evaluate_model(self, round: OpenRoundContext) -> None:
-        """Measure this model and store its metrics. Raises `WorkerFailed`."""
+        """Measure the round's model and store its metrics. Raises `WorkerFailed`."""
 
     @property
     def text_folder(self) -> Path:
@@ -122,19 +126,22 @@ class RoundParticipant(Protocol):
         """Propose an update. Called once for each round in which this peer is a trainer."""
 
     async def check_proposal(self, round: OpenRoundContext, signed: Signed, proposal: Proposal) -> Verdict:
-        """Do the cheap checks. Called once for each proposal of the round, before its payload arrives."""
+        """Fetch the payload of a proposal and do the cheap checks. Called once for each proposal of the round."""
 
     async def reexecute(self, round: OpenRoundContext, trainer: bytes, proposal: Proposal) -> Verdict:
         """Re-execute a proposal before the vote. Called once for each proposal that this voter is to vouch for.
 
-        Call `record_replay_start` first.
+        The implementation calls `record_replay_start` when the trainer's buffers have arrived.
         """
 
     async def replay(self, round: RoundContext, request: AuditRequest) -> ReplayResult:
         """Replay a proposal for a sampled audit. Called for one audit at a time, when the request's files have arrived."""
 
     async def observe_round(self, round: OpenRoundContext) -> None:
-        """Observe the round. Called once for each round, concurrently with all other work."""
+        """Do work that needs no proposal, such as measuring the model.
+
+        Called once for each round, concurrently with all other work.
+        """
 
 
 class TrainingPeer(PeerContext, Protocol):
@@ -145,18 +152,18 @@ class TrainingPeer(PeerContext, Protocol):
 
     @property
     def local_data(self) -> str:
-        """The path of this peer's own text, for jobs on local data; empty: it has none."""
+        """The path of this peer's own text, for jobs on local data; empty: the peer has no text."""
 
     @property
     def evaluates_models(self) -> bool:
-        """True if its worker measures models without a request."""
+        """True if this peer's worker measures models without a request."""
 
     @property
     def worker_client(self) -> WorkerClient | None:
         """The client of this peer's worker; None: it has no worker."""
 
     def make_round_context(self, job: bytes, round: int, of: Job) -> OpenRoundContext:
-        """Return the context of the job's open round, or of a finished job."""
+        """Return the context of a job's open round, or of the last model of a finished job."""
 
     def audit_window_ms(self, spec: JobSpec) -> int:
-        """Return how long the audits of one round of such a job may take."""
+        """Return how long the audits of one round of a job with this specification may take, in milliseconds."""

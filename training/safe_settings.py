@@ -1,11 +1,11 @@
-"""Jobs that were measured under attack: the jobs that a peer starts with audit 'off' and 'sampled'.
+"""Settings of jobs that were measured under attack. A peer starts jobs with audit 'off' or 'sampled' only with these settings.
 
 Without audits, only statistics protect the model. Jobs with the settings `training.job_spec.ESTIMATES` were measured under the
 worst attacks of `python -m benchmarks.attacks`: on handwritten digits (`--only digits`) and on a language model (`--only gpt`).
 With sampled audits, liars move the model until they are found. The presets were measured on a language model (`--only gpt
---audits sampled`): `per-step` before convictions undid anything, `local` afterwards (decision 126). Each network that was
-defended has a row. A peer starts other jobs only if a person requests it (`--accept-risk`, or byzantine_max 0). Jobs in the
-ledger continue.
+--audits sampled`): `per-step` before convictions undid anything, `local` afterwards (decision 126). Each network in which the
+model was protected has a row in the tables. A peer starts jobs with other settings only if a person requests it (`--accept-risk`,
+or byzantine_max 0). Jobs in the ledger continue.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from training.job_spec import (
     complete_fields,
 )
 
-LOST_MAX: Final = 2.0  # points of accuracy
-WORSE_MAX: Final = 1.05  # multiple of the held-out loss of a language model
-POISONED_MAX: Final = 1.03  # the same multiple with sampled audits, which find a liar later
+LOST_MAX: Final = 2.0  # largest accepted loss of accuracy, in percentage points
+WORSE_MAX: Final = 1.05  # largest accepted factor by which attacks raise the held-out loss of a language model
+POISONED_MAX: Final = 1.03  # the same factor with sampled audits, which later find the liar
 OFF: Final = "audit 'off'"
 NOBODY_LIES: Final = "byzantine_max 0 if no trainer is faulty"
 ACCEPTED: Final = "accept the risk with --accept-risk"
-# Fields that must be as in `ESTIMATES`.
+# Fields that must have the values of `ESTIMATES` in a job without audits.
 MEASURED_FIELDS: Final = (
     "memory",
     "bits",
@@ -46,17 +46,18 @@ MEASURED_FIELDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SafeNetwork:
-    """A network that was defended: without audits on seeds 0 to 2, with sampled audits in jobs like its preset on seed 0.
+    """A network in which the model was protected: on seeds 0 to 2 without audits, on seed 0 with sampled audits (`preset`).
 
     Networks with more liars or fewer trainers are not covered.
     """
 
     trainers: int
     liars: int
-    # The largest harm of any attack on any seed. Without audits, in points of accuracy on digits; with 13 trainers also with 30 %
-    # of the honest ones absent in each round. With sampled audits, as a factor of the held-out loss of the clean run.
+    # The largest harm of any attack on any seed. Without audits, it is the loss of accuracy on digits in percentage points. With
+    # 13 trainers this includes runs in which 30 % of the honest trainers are absent in each round. With sampled audits, it is a
+    # factor of the held-out loss without attack.
     harm: float
-    preset: str = ""  # preset of jobs with sampled audits; empty: without audits
+    preset: str = ""  # preset of the measured jobs with sampled audits; empty: the jobs had no audits
 
 
 SAFE_WITHOUT_AUDITS: Final = (
@@ -73,7 +74,8 @@ SAFE_WITH_SAMPLED_AUDITS: Final = (
     SafeNetwork(4, 1, 1.023, "per-step"),
     SafeNetwork(7, 2, 1.027, "per-step"),
 )
-# Required relation of a job's fields to those of a preset, with sampled audits. All other fields are free.
+# Fields of a job with sampled audits that must be equal to those of a preset, at most as large, or at least as large. All other
+# fields are free.
 FIELDS_EQUAL: Final = (
     *(
         "inner",
@@ -93,7 +95,7 @@ FIELDS_AT_LEAST: Final = ("audit_window", "suspension_rounds", "final_full_audit
 
 
 def unsafe_reason(spec: JobSpec, trainers: int) -> str | None:
-    """Return why a job that starts with this many trainers is unsafe, and the way out; None if it is safe."""
+    """Return why a job that starts with this many trainers is unsafe, and the remedy; None if it is safe."""
     if not spec.byzantine_max or spec.audit is AuditMode.FULL:
         return None
     if spec.audit is AuditMode.SAMPLED:

@@ -1,7 +1,7 @@
 """Generation of texts for people in short slices, so that requests of rounds need not wait for a whole text.
 
-A slice is an ordinary request with a reply. Texts therefore queue behind proposals and audits in the daemon's one queue, and a
-slow reader blocks nobody. Between slices this module keeps the state of a text, which its next token needs.
+A slice is an ordinary request with a reply. Texts therefore wait behind proposals and audits in the daemon's only queue, and a
+slow reader blocks nobody. Between slices this module keeps the state of a text that its next token needs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Final
 
 from training import worker_protocol
 
-SLICE_SECONDS: Final = 0.1  # longest wait of a proposal, plus one forward pass; readers see the text grow ten times a second
-OPEN_MAX: Final = 8  # open texts, more than the daemon allows at once; the least recently used one is dropped first
+# Seconds of a slice: a proposal waits at most this long plus one forward pass, and readers see the text grow ten times a second.
+SLICE_SECONDS: Final = 0.1
+OPEN_MAX: Final = 8  # most unfinished texts, more than the daemon allows at once: beyond, the least recently used text is dropped
 
 
 class StopSequenceDecoder:
@@ -32,7 +33,7 @@ class StopSequenceDecoder:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed_bytes(self, data: bytes) -> str:
-        """Decode further bytes. Return the further text that certainly precedes any stop text."""
+        """Decode further bytes. Return the text among them that certainly precedes any stop text."""
         assert not self.has_ended
         self._held += data
         found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
@@ -43,26 +44,28 @@ class StopSequenceDecoder:
         return text
 
     def flush_text(self) -> str:
-        """Return the text that was held back, after the last token."""
+        """Return the rest of the text, which was held back. Call it after the last token."""
         return self._decoder.decode(self._held, final=True)
 
     def _begun(self) -> int:
-        """Return how many bytes at the end may begin a stop text."""
+        """Return how many of the last undecoded bytes may begin a stop text."""
         begun = (size for stop in self._stops for size in range(1, len(stop)) if self._held.endswith(stop[:size]))
         return max(begun, default=0)
 
 
 class TextGenerations:
     def __init__(self) -> None:
-        self._open: OrderedDict[int, TextGeneration] = OrderedDict()  # by the daemon's number, the least recently used first
+        # Unfinished texts by the daemon's number, the least recently used text first.
+        self._open: OrderedDict[int, TextGeneration] = OrderedDict()
 
     def next_slice(
         self, request: worker_protocol.GenerateRequest, begin: Callable[[], TextGeneration]
     ) -> worker_protocol.GenerateReply:
         """Return the text's next slice.
 
-        A text that is not open, as after a restart, is generated again from its start. Its first `told_characters` are
-        skipped; they are the same as before. An exception drops the text, for example when nobody waits for it any more.
+        A text that is not in memory, for example after a restart, is generated again from its start. Its first `told_characters`
+        characters are skipped, since they are the same as before. An exception drops the text, for example when nobody waits for
+        it any more.
         """
         text = self._open.pop(request.text_number, None)
         if text is None or text.told != request.told_characters:
@@ -76,14 +79,14 @@ class TextGenerations:
 
 
 class TextGeneration:
-    """The state of one text."""
+    """The state of one unfinished text."""
 
     def __init__(
         self, pieces: Iterator[bytes], stops: StopSequenceDecoder, told: int, withholds: Callable[[bytes], bool] | None = None
     ) -> None:
         """`pieces` are the bytes of the next tokens. The first `told` characters were returned before.
 
-        Where some texts must not be shown, `withholds` judges the whole text, and no part of it is returned earlier.
+        If people must not see some texts, `withholds` judges the whole text, and no part of the text is returned before.
         """
         self.told = told
         self.is_over = self.is_withheld = False
@@ -91,7 +94,7 @@ class TextGeneration:
         self._whole, self._bytes = "", 0
 
     def make_slice(self, until: float) -> str:
-        """Return the characters of this slice: at least one token, until the text ends or `time.monotonic` reaches `until`."""
+        """Return the next slice: the text of one token, and of more until the text ends or `time.monotonic` reaches `until`."""
         parts = [self._next()]
         while not self.is_over and time.monotonic() < until:
             parts.append(self._next())

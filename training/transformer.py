@@ -1,9 +1,9 @@
-"""A decoder-only transformer: its sizes, its kinds of layers, and the resulting tensors. No torch.
+"""A decoder-only transformer: its sizes, its kinds of layers, and the resulting tensors. This module does not use torch.
 
-A layer of the transformer is two blocks: attention, then feed-forward. A block normalises its input and adds its output to the
-residual stream. The matrices inside a block are linear layers. `ModelSpec` names the kind in each of these three places. A kind
-declares its tensors, initial values, bounds, and names in files of other programs. An engine computes the kinds that it registers
-(`training.engine_implementations`).
+A layer of the transformer consists of two blocks: attention, then feed-forward. A block normalises its input and adds its output
+to the residual stream. The matrices inside a block are linear layers. `ModelSpec` names the kind in each of these three places. A
+kind declares its tensors, initial values, bounds, and names in files of other programs. An engine computes the kinds that it
+registers (`training.engine_implementations`).
 """
 
 from __future__ import annotations
@@ -19,37 +19,43 @@ from protocol.codec import Between
 from protocol.limits import PARAMETERS_ALLOWED_MAX
 from protocol.messages import Name
 
-BYTES: Final = 256  # number of tokens without a tokenizer; every tokenizer has them too, so that no text is unknown
-BYTES_WITH_END: Final = BYTES + 1  # the same with a token of id BYTES, which ends a text and stands for no byte
-VOCABULARY_MAX: Final = 1 << 16  # tokens, whose ids are kept as uint16
+# Number of tokens without a tokenizer: the bytes, which every tokenizer has, too, so that it can encode any text.
+BYTES: Final = 256
+BYTES_WITH_END: Final = BYTES + 1  # the bytes, and a token with the id BYTES that ends a text and stands for no byte
+VOCABULARY_MAX: Final = 1 << 16  # most tokens of a vocabulary: token ids are stored as uint16
 BYTE_VOCABULARIES: Final = (BYTES, BYTES_WITH_END)
-PARAMETERS_MAX: Final = PARAMETERS_ALLOWED_MAX  # bound of layouts, sums over a model, and files
-# Bound of a model tuned by rewards, with the vectors that its objective adds. Larger ones were not measured.
+PARAMETERS_MAX: Final = PARAMETERS_ALLOWED_MAX  # most parameters of a model: it bounds layouts, sums over a model, and files
+# Most parameters of a model that rewards tune, including the vectors that its objective adds. Larger models were not measured.
 PARAMETERS_TUNED_MAX: Final = 1 << 27
-# Rotary positions. Below 1 the later features would turn faster; above 1e9 the last ones turn in no context.
+# Limits of the base of rotary positions. Below 1 the later features would turn faster than the first ones. Above 1e9 the last
+# features turn in no context.
 ROPE_BASE_MIN: Final = 1.0
 ROPE_BASE_MAX: Final = 1e9
-NORM_EPSILON_MIN: Final = 1e-12  # A row of zeros is multiplied by the inverse of the root: a million.
-NORM_EPSILON_MAX: Final = 0.1  # Rows have mean squares near one, and a larger value would dominate them.
+NORM_EPSILON_MIN: Final = 1e-12  # least epsilon of RMSNorm: a row of zeros is multiplied by the inverse of its root, a million
+# Largest epsilon of RMSNorm: rows have mean squares near one, and a larger epsilon would dominate them.
+NORM_EPSILON_MAX: Final = 0.1
 LAYERS_MAX: Final = 1_024
-LAYER_TENSORS_MAX: Final = 9 * LAYERS_MAX  # tensors of all layers; the default kinds have nine per layer
-TENSORS_MAX: Final = LAYER_TENSORS_MAX + 9  # tensors of a model: three outside the layers, and vectors of its objective
+LAYER_TENSORS_MAX: Final = 9 * LAYERS_MAX  # most tensors of all layers: the default kinds have nine per layer
+# Most tensors of a model: beside its layers it has three, and the vectors of its objective.
+TENSORS_MAX: Final = LAYER_TENSORS_MAX + 9
 EMBEDDING: Final = "embedding.weight"
 FINAL_NORM: Final = "final_norm.weight"
 OUTPUT_MATRIX: Final = "lm_head.weight"  # name of a separate output layer
 HEAD: Final = "heads."  # prefix of the names of vectors of `width` features that an objective adds after `tensor_shapes`
 FIRST_TOKEN_VECTOR: Final = f"{HEAD}first"  # vector that the model adds to the embedding of the first token
 
-# Deviations in units of 1/√input. Measured on the default job (30 rounds, two trainers): 2.17 bits/byte held out. With 1/√width
-# for the embedding it was 2.20, and 2.62 with GPT-2's 0.02, which is small beside the output of the layers.
-EMBEDDING_GAIN: Final = 0.8  # The output layer is often the same matrix, and the first logits have a deviation below 1.
+# Standard deviations of initial values, in units of 1/√inputs. On the default job (30 rounds, two trainers) they reach 2.17
+# held-out bits per byte. An embedding with deviation 1/√width reaches 2.20, and one with GPT-2's 0.02, which is small beside the
+# output of the layers, 2.62.
+# Deviation of the embedding: it is often the output layer, too, and the first logits then have a deviation below 1.
+EMBEDDING_GAIN: Final = 0.8
 LINEAR_GAIN: Final = 0.5
 
 Positive = Annotated[int, Between(1, 2**31)]
 
 
 class LayerPlace(enum.StrEnum):
-    """The place of a kind of layer in a model: the field of `ModelSpec` that names it."""
+    """A place of layers in a model. Its value is the field of `ModelSpec` that names the kind of layer."""
 
     LINEAR = "linear"
     ATTENTION = "attention"
@@ -58,7 +64,7 @@ class LayerPlace(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A decoder-only transformer."""
+    """The sizes and the kinds of layers of a decoder-only transformer."""
 
     vocabulary: Positive = BYTES
     """Number of tokens. `peer train` takes 257: the bytes and the end of a text."""
@@ -88,9 +94,9 @@ class ModelSpec:
     """Kind of feed-forward layers."""
 
     def layers_problem(self) -> str | None:
-        """Return the unknown kind of layer, or the size that a layer cannot have; None if there is neither.
+        """Return an error's text if a kind of layer is unknown, or a size is impossible for a layer; None if all is valid.
 
-        All other checks read the tensors of the kinds, so this check comes first.
+        All other checks read the tensors of the kinds of layers, so this check comes first.
         """
         for place in LayerPlace:
             name = getattr(self, place.value)
@@ -114,7 +120,7 @@ class ModelSpec:
             return f"{tensors} tensors in {self.layers} layers are more than {LAYER_TENSORS_MAX}"
         if self.parameters > PARAMETERS_MAX:
             return f"{self.parameters} parameters are more than {PARAMETERS_MAX}"
-        if not ROPE_BASE_MIN <= self.rope_base <= ROPE_BASE_MAX:  # NaN fails, too.
+        if not ROPE_BASE_MIN <= self.rope_base <= ROPE_BASE_MAX:  # The comparison also fails for NaN.
             return f"rope_base {self.rope_base:g} must lie in {ROPE_BASE_MIN:g}..{ROPE_BASE_MAX:g}"
         if not NORM_EPSILON_MIN <= self.norm_epsilon <= NORM_EPSILON_MAX:
             return f"norm_epsilon {self.norm_epsilon:g} must lie in {NORM_EPSILON_MIN:g}..{NORM_EPSILON_MAX:g}"
@@ -122,7 +128,7 @@ class ModelSpec:
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
-        """The kinds in the order of `LayerPlace`. `layers_problem` has checked that all are known."""
+        """The kinds of layers, in the order of `LayerPlace`. `layers_problem` has checked that all are known."""
         found = [find_layer(getattr(self, place.value), place) for place in LayerPlace]
         kinds = tuple(kind for kind in found if kind is not None)
         assert len(kinds) == len(LayerPlace), self
@@ -139,40 +145,41 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerParameter:
-    """One tensor. Its values start at `initial`, or randomly around zero if there is a deviation."""
+    """A tensor of a layer. Its initial values are `initial`, or random around zero if `deviation` is positive."""
 
-    name: str  # name without the prefix of the layer, such as `query.weight`
-    shape: tuple[int, ...]  # shape; for a linear layer (outputs, inputs)
+    name: str  # name of the tensor without the prefix of the layer, such as `query.weight`
+    shape: tuple[int, ...]  # shape of the tensor; for a linear layer (outputs, inputs)
     initial: float = 0.0
     deviation: float = 0.0
-    transformers: str = ""  # name in a Llama of `transformers`, without the layer's prefix; empty: none
-    gguf: str = ""  # name in GGUF, without the layer's prefix; empty: none
-    rotary_heads: int = 0  # number of heads in its rows, if rotary positions turn the rows
+    # Name of the tensor in a Llama of `transformers`, without the layer's prefix; empty: it has no name there.
+    transformers: str = ""
+    gguf: str = ""  # name of the tensor in GGUF, without the layer's prefix; empty: it has no name there
+    rotary_heads: int = 0  # number of heads in the tensor's rows if rotary positions turn the rows; else 0
 
 
 def linear_deviation(inputs: int) -> float:
-    """Return the initial deviation of a matrix with this many inputs."""
+    """Return the standard deviation of the initial values of a matrix with this many inputs."""
     return LINEAR_GAIN / math.sqrt(inputs)
 
 
 class LayerKind:
     """A kind of layer. All peers of a network must have the same code for it."""
 
-    name: ClassVar[str]  # name in `ModelSpec`
-    description: ClassVar[str]  # one line for people
+    name: ClassVar[str]  # name of the kind in `ModelSpec`
+    description: ClassVar[str]  # description for people, in one line
     place: ClassVar[LayerPlace]
-    # A network trains models with this layer if it runs this module in this version or a later one, so that all its voters know
-    # the layer. Empty: all networks do.
+    # Module of the ledger, and its least version, that a network must run to train models with this layer: all voters then know
+    # the layer. Empty: all networks know it.
     module: ClassVar[str] = ""
     version: ClassVar[int] = 1
 
     def sizes_problem(self, model: ModelSpec) -> str | None:
-        """Return the size that the layer cannot have; None if all are valid."""
+        """Return an error's text if a size of the model is impossible for the layer; None if all sizes are valid."""
         return None
 
 
 class LinearKind(LayerKind):
-    """A matrix. An engine may join the matrices of one block that have the same input into one."""
+    """A kind of linear layer, which is a matrix. An engine may join all matrices of a block that have the same input."""
 
     place = LayerPlace.LINEAR
 
@@ -188,7 +195,7 @@ class LinearKind(LayerKind):
         is_residual: bool = False,
         rotary_heads: int = 0,
     ) -> LayerParameter:
-        """Return the tensor of a linear layer. With `is_residual`, its outputs are added to the residual stream."""
+        """Return the tensor of a linear layer. `is_residual` is true if its outputs are added to the residual stream."""
         raise NotImplementedError
 
 
@@ -199,7 +206,7 @@ class BlockKind(LayerKind):
 
 
 def norm_weight(name: str, model: ModelSpec, transformers: str, gguf: str) -> LayerParameter:
-    """Return the weights of an RMSNorm of the residual stream."""
+    """Return the tensor of weights for an RMSNorm of the residual stream."""
     return LayerParameter(name, (model.width,), initial=1.0, transformers=transformers, gguf=gguf)
 
 
@@ -220,7 +227,7 @@ class DenseLinear(LinearKind):
         rotary_heads: int = 0,
     ) -> LayerParameter:
         deviation = linear_deviation(inputs)
-        if is_residual:  # The outputs of 2 × layers such matrices add up.
+        if is_residual:  # The residual stream adds the outputs of 2 × `layers` such matrices.
             deviation /= math.sqrt(2 * model.layers)
         return LayerParameter(
             f"{name}.weight",
@@ -279,7 +286,7 @@ _known = {kind.name: kind for kind in LAYERS}
 
 
 def register_layers(kinds: Iterable[LayerKind]) -> None:
-    """Add a feature's layers. A second registration changes nothing."""
+    """Add a feature's kinds of layers. A second registration changes nothing."""
     for kind in kinds:
         assert kind.module or kind in LAYERS, f"no module says that a network knows the layer {kind.name!r}"
         assert isinstance(kind, LinearKind if kind.place is LayerPlace.LINEAR else BlockKind), kind.name
@@ -287,7 +294,7 @@ def register_layers(kinds: Iterable[LayerKind]) -> None:
 
 
 def find_layer(name: str, place: LayerPlace) -> LayerKind | None:
-    """Return the kind of layer; None if it is unknown or belongs to another place."""
+    """Return the kind of layer with this name; None if it is unknown or belongs to another place."""
     kind = _known.get(name)
     return kind if kind is not None and kind.place is place else None
 
@@ -301,7 +308,7 @@ def layer_names() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ModelTensor:
-    """A tensor of a model, and the number of its layer; None: it is outside the layers."""
+    """A tensor of a model, with the number of its layer; None: the tensor is outside the layers."""
 
     layer: int | None
     parameter: LayerParameter
@@ -309,7 +316,7 @@ class ModelTensor:
 
 @lru_cache(maxsize=8)
 def layer_parameters(model: ModelSpec) -> tuple[LayerParameter, ...]:
-    """Return the tensors of each layer, in the order of the flat vector."""
+    """Return the tensors that each layer has, in the order of the flat vector."""
     linear, *blocks = model.layer_kinds
     assert isinstance(linear, LinearKind)
     found = [parameter for kind in blocks if isinstance(kind, BlockKind) for parameter in kind.parameters(model, linear)]
@@ -338,7 +345,7 @@ def outer_parameters(model: ModelSpec) -> tuple[LayerParameter, ...]:
     return (embedding, norm) if model.tied else (embedding, norm, output)
 
 
-@lru_cache(maxsize=256)  # Terms and estimates of every job read it.
+@lru_cache(maxsize=256)  # The result is cached, since the terms and the estimates of every job need it.
 def _count_parameters(model: ModelSpec) -> int:
     outside = sum(math.prod(parameter.shape) for parameter in outer_parameters(model))
     return outside + model.layers * sum(math.prod(parameter.shape) for parameter in layer_parameters(model))
@@ -356,5 +363,8 @@ def model_tensors(model: ModelSpec) -> Mapping[str, ModelTensor]:
 
 
 def tensor_shapes(model: ModelSpec) -> list[tuple[str, tuple[int, ...]]]:
-    """Return names and shapes of a model's tensors, in the order of the flat vector. The torch model has the same ones."""
+    """Return names and shapes of a model's tensors, in the order of the flat vector.
+
+    The torch model has the same names and shapes.
+    """
     return [(name, tensor.parameter.shape) for name, tensor in model_tensors(model).items()]

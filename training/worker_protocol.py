@@ -1,9 +1,9 @@
 """Messages between the daemon and its worker process, and their framing on the pipes.
 
 The daemon sends one request at a time and gets one reply: the type that the request's declaration names, or `RequestFailed`. The
-worker sends heartbeats while it makes progress. A `CancelRequest` asks it to drop the request of that number. Paths are absolute.
-Output files belong to the daemon after the reply; a worker that dies earlier may leave incomplete files. Features declare further
-requests (`features.feature.Feature.worker_requests`).
+worker sends heartbeats while it makes progress. A `CancelRequest` asks the worker to drop the request with the same number. Paths
+are absolute. Output files belong to the daemon after the reply; a worker that dies earlier may leave incomplete files. Features
+declare further requests (`features.feature.Feature.worker_requests`).
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ from protocol.messages import Name
 from protocol.sampling import TURNS_MAX, SamplingOptions
 from protocol.verdicts import Verdict
 
-# Data that grow with the model travel as files. The largest frame is an OpenJobRequest: a specification, some paths and digests.
+# Most bytes of a frame. Data that grow with the model are sent as files. The largest frame is an OpenJobRequest: a specification,
+# some paths and digests.
 FRAME_BYTES_MAX = 1 << 20
-FILES_MAX = 9  # files besides text and tokenizer: eight that an objective reads, and a job's first parameters
-DEVICES_MAX = 64  # devices of one machine, and reported library versions
-TEXT_BYTES_MAX = 64 << 10  # bytes of prompts and of generated text
-ERROR_CHARACTERS_MAX = 500  # characters of one line for a person
+FILES_MAX = 9  # most files of a job beside text and tokenizer: eight that its objective reads, and its first parameters
+DEVICES_MAX = 64  # most devices in a worker's description, and most versions of libraries
+TEXT_BYTES_MAX = 64 << 10  # most bytes of a prompt, and of a generated text
+ERROR_CHARACTERS_MAX = 500  # most characters of an error: one line for a person
 
 Path = Annotated[str, Length(1, 4096)]
 Text = Annotated[str, Length(0, TEXT_BYTES_MAX)]
 R = TypeVar("R")
-_FRAME = struct.Struct(">II")  # bytes of the message, and number of its request
+_FRAME = struct.Struct(">II")  # header of a frame: bytes of the message, and number of its request
 FRAME_HEADER_BYTES = _FRAME.size
 
 
 class WorkerDied(FolkmootError):
-    """The worker process ended while it had this request. A retry is safe."""
+    """The worker process ended before its reply to a request. A retry is safe."""
 
 
 class WorkerFailed(FolkmootError):
-    """The worker is alive but could not serve the request; the text gives the reason."""
+    """The worker is alive but could not serve a request. The text of this error gives the reason."""
 
 
 # Replies -------------------------------------------------------------------------------------------------------------
@@ -60,24 +61,26 @@ class OpenJobReply:
 @dataclass(frozen=True, slots=True)
 class ProposeReply:
     TAG: ClassVar[str] = "propose-reply"
-    payload_digest: Digest  # digest of the file `ProposeRequest.payload_out`
+    payload_digest: Digest  # digest of the payload in the file `ProposeRequest.payload_out`
     payload_bytes: Count
-    buffer_digest: Digest | None  # digest of the buffer; None: proposals of the job commit to none
+    buffer_digest: Digest | None  # digest of the buffer; None: the job has no buffers
     loss: float | None  # mean training loss over the local steps, in the unit of the objective; None: not finite
     seconds: float
-    inner: Digest | None = None  # digest of the file `ProposeRequest.inner_out`
-    # Buffer and inner state of the trainer's last accepted proposal, which this one continues; None: a fresh state.
+    inner: Digest | None = None  # digest of the inner state in the file `ProposeRequest.inner_out`
+    # Digests of the buffer and of the inner state from which this proposal continues, of the trainer's last accepted proposal.
+    # None: the proposal starts from a fresh state.
     feedback: Digest | None = None
     inner_from: Digest | None = None
-    declaration: Annotated[bytes, Length(0, DECLARATION_BYTES_MAX)] = b""  # of the proposal; its blobs are in `declared_out`
-    last_loss: LossMillionths | None = None  # of the last inner step, in millionths
+    # Encoded declaration of the proposal; its blobs are in `ProposeRequest.declared_out`.
+    declaration: Annotated[bytes, Length(0, DECLARATION_BYTES_MAX)] = b""
+    last_loss: LossMillionths | None = None  # loss of the last inner step, in millionths
 
 
 @dataclass(frozen=True, slots=True)
 class AuditReply:
     TAG: ClassVar[str] = "audit-reply"
     verdict: Verdict
-    relative_error: float  # ‖m − (decay·e + Δ_replay)‖ / ‖Δ_replay‖
+    relative_error: float  # distance of the proposal from the re-executed update, divided by ‖Δ‖ of the re-execution
     seconds: float
     last_loss: LossMillionths | None = None  # loss of the last inner step, in millionths; None: no replay took place
 
@@ -85,15 +88,16 @@ class AuditReply:
 @dataclass(frozen=True, slots=True)
 class EvaluateReply:
     TAG: ClassVar[str] = "evaluate-reply"
-    figures: dict[Name, float]  # metrics of the objective
+    figures: dict[Name, float]  # metrics of the objective by name
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateReply:
     TAG: ClassVar[str] = "generate-reply"
-    text: Text  # the text from `GenerateRequest.told_characters` on; empty where the job's objective withholds the text
-    is_over: bool  # The text is complete. Otherwise the next request continues it.
+    # Part of the text after the first `GenerateRequest.told_characters`; empty if the job's objective withholds the text.
+    text: Text
+    is_over: bool  # True if the text is complete. If not, the next request continues it.
     is_withheld: bool = False
 
 
@@ -101,23 +105,26 @@ class GenerateReply:
 class DeviceInfo:
     """A device that an engine can compute on. Sizes are in MB of 10^6 bytes."""
 
-    name: Name  # value of the setting `device`
-    about: Text  # the maker's name of the device
+    name: Name  # name of the device, as in the setting `device`
+    about: Text  # product name of the device
     memory_mb: Count
-    free_mb: Count | None  # free memory; None: an unused GPU, where the query would allocate memory
-    held_mb: Count  # memory that the worker occupies
+    free_mb: Count | None  # free memory of the device; None: unknown for an unused GPU, since the query would allocate memory
+    held_mb: Count  # memory of the device that the worker occupies
     is_used: bool
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """The worker's description of itself. It is sent after the slow imports, and as the reply to `DescribeRequest`."""
+    """A worker's description of itself.
+
+    The worker sends it at its start, after slow imports, and as reply to a `DescribeRequest`.
+    """
 
     TAG: ClassVar[str] = "worker-info"
     engine: Text
     threads: Count
     devices: Annotated[tuple[DeviceInfo, ...], Length(0, DEVICES_MAX)] = ()
-    versions: Annotated[dict[Name, Text], Length(0, DEVICES_MAX)] = field(default_factory=dict)  # versions of libraries
+    versions: Annotated[dict[Name, Text], Length(0, DEVICES_MAX)] = field(default_factory=dict)  # versions by name of library
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +134,7 @@ class PongReply:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """The request failed; `text` is one line for a person."""
+    """The reply to a request that failed. `text` is one line for a person."""
 
     TAG: ClassVar[str] = "request-failed"
     text: Annotated[str, Length(0, ERROR_CHARACTERS_MAX)]
@@ -135,7 +142,7 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class DeclarationFiles:
-    """The declaration of a re-executed proposal, and the files with the blobs that it names."""
+    """An encoded declaration, and the files with the blobs that it names, by digest."""
 
     encoded: Annotated[bytes, Length(0, DECLARATION_BYTES_MAX)] = b""
     files: Annotated[dict[Digest, Path], Length(0, DECLARATION_BYTES_MAX // 32)] = field(default_factory=dict)
@@ -145,7 +152,7 @@ class DeclarationFiles:
 
 
 class WorkerRequest(Generic[R]):
-    """A request whose reply is an R, or `RequestFailed`."""
+    """A request to the worker. Its reply is of type R or a `RequestFailed`."""
 
     __slots__ = ()
     TAG: ClassVar[str]
@@ -153,51 +160,56 @@ class WorkerRequest(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class WorkerRequestKind(Generic[R]):
-    """The declaration of a request. The tags of the request and of its reply identify the two messages."""
+    """The declaration of a kind of request. The tags of the request and of its reply identify the two messages."""
 
     request: type[WorkerRequest[R]]
     reply: type[R]
     priority: int  # requests with smaller numbers are served first
-    # `module:function`, imported only by the worker. It takes a `training.engines.request_handlers.WorkerContext` and the
-    # request, and returns the reply.
+    # `module:function` of the function that serves the request, which only the worker imports. It takes a
+    # `training.engines.request_handlers.WorkerContext` and the request, and returns the reply.
     handler: str
 
 
 @dataclass(frozen=True, slots=True)
 class OpenJobRequest(WorkerRequest[OpenJobReply]):
-    """Prepare to compute for a job. It comes before other requests that name the job, and again after a restart of the worker."""
+    """The request to prepare for a job.
+
+    The daemon sends it before other requests for the job, and again after a restart of the worker.
+    """
 
     TAG: ClassVar[str] = "open-job"
     job: Digest
     spec: Annotated[bytes, Length(1, TRANSACTION_BYTES_MAX)]  # encoded JobSpec
-    text: Path | None  # the training text as one file; token files of a BPE are made beside it. None: the objective reads no text
+    # File with the training text; the worker writes token files of a BPE beside it. None: the objective reads no text.
+    text: Path | None
     tokenizer: Path | None  # JSON of a byte-level BPE; None: tokens are bytes
-    tokenized: bool = False  # `text` contains 16-bit token ids.
-    tokens: Digest | None = None  # digest of the BPE's tokens in the job's manifest
+    tokenized: bool = False  # True if `text` contains 16-bit token ids.
+    tokens: Digest | None = None  # digest of the BPE's tokens, as in the job's manifest
     base: Path | None = None  # model directory of the job's base, if any
-    required_model: Path | None = None  # model directory of the other job that this job reads, if any
-    other_text: Path | None = None  # text of that job
-    other_tokens: Digest | None = None  # digest of that job's tokens
-    # Files of `Objective.required_files`, and the job's `initial_model` where its objective refers to the first model.
+    required_model: Path | None = None  # model directory of the finished job whose model the objective requires, if any
+    other_text: Path | None = None  # text of the job of `required_model`
+    other_tokens: Digest | None = None  # digest of the tokens of the job of `required_model`
+    # Files of `Objective.required_files` by digest, and the job's `initial_model` if its objective refers to the first model.
     files: Annotated[dict[Digest, Path], Length(0, FILES_MAX)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ProposeRequest(WorkerRequest[ProposeReply]):
-    """Run `trainer`'s local steps of `round` and make the payload. If the previous buffer is incomplete, e starts from zero."""
+    """The request to compute `trainer`'s local steps of `round` and the payload."""
 
     TAG: ClassVar[str] = "propose"
     job: Digest
     round: Count
     trainer: Key
-    model_directory: Path  # directory that `ReplicatedModel.save` wrote after the previous round
-    previous_buffer: Path | None  # m of the trainer's last accepted proposal
-    previous_payload: Path | None  # payload of the same proposal, unless the job has estimates
-    buffer_out: Path  # file for the new m, which the daemon makes durable together with the payload
-    previous_inner: Path | None = None  # inner state of the trainer's last accepted proposal; None: fresh
-    inner_out: Path | None = None  # file for the new inner state, where the job keeps it
-    declared_out: Path | None = None  # folder for the declaration's blobs, created empty, where the objective has declarations
-    declared: DeclarationFiles | None = None  # a declaration to follow, whose files are in that folder; None: make a new one
+    model_directory: Path  # directory with the round's first model, which `ReplicatedModel.save` wrote
+    previous_buffer: Path | None  # buffer of the trainer's last accepted proposal; None: error feedback starts from zero
+    previous_payload: Path | None  # payload of the trainer's last accepted proposal, unless the job has estimates
+    buffer_out: Path  # file for the new buffer, which the daemon makes durable together with the payload
+    previous_inner: Path | None = None  # inner state of the trainer's last accepted proposal; None: a fresh state
+    inner_out: Path | None = None  # file for the new inner state, if the job keeps inner states
+    declared_out: Path | None = None  # folder for the declaration's blobs, created empty, if the objective has declarations
+    # A declaration that the steps follow, with its files in `declared_out`; None: the engine makes a new one.
+    declared: DeclarationFiles | None = None
 
     @property
     def payload_out(self) -> str:
@@ -206,7 +218,7 @@ class ProposeRequest(WorkerRequest[ProposeReply]):
 
 @dataclass(frozen=True, slots=True)
 class AuditRequest(WorkerRequest[AuditReply]):
-    """Re-execute `trainer`'s proposal. The proposal's `feedback` names the previous buffer and payload."""
+    """The request to re-execute `trainer`'s proposal. The proposal's `feedback` names the previous buffer and payload."""
 
     TAG: ClassVar[str] = "audit"
     job: Digest
@@ -217,14 +229,14 @@ class AuditRequest(WorkerRequest[AuditReply]):
     buffer: Path | None
     previous_buffer: Path | None
     previous_payload: Path | None
-    inner: Path | None = None  # inner state that the proposal commits to, where the job keeps it
+    inner: Path | None = None  # inner state that the proposal commits to, if the job keeps inner states
     previous_inner: Path | None = None  # inner state that the proposal's `inner_from` names
     declared: DeclarationFiles = DeclarationFiles()
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluateRequest(WorkerRequest[EvaluateReply]):
-    """Compute the objective's metrics of a model."""
+    """The request to compute the objective's metrics of a model."""
 
     TAG: ClassVar[str] = "evaluate"
     job: Digest
@@ -233,34 +245,35 @@ class EvaluateRequest(WorkerRequest[EvaluateReply]):
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest(WorkerRequest[GenerateReply]):
-    """Continue a prompt for one slice of time (`training.text_generation`).
+    """The request to continue a prompt for one slice of time (`training.text_generation`).
 
     The same request with a larger `told_characters` returns the next slice.
     """
 
     TAG: ClassVar[str] = "generate"
     job: Digest
-    model_directory: Path | None  # None: the model of the first round, where the job's objective refers to it
+    # Directory of the model; None: the model of the first round, if the job's objective refers to it.
+    model_directory: Path | None
     prompt: Text
     sampling: SamplingOptions
     stop: Count | None = None  # the token that ends the text and is not part of it
     turns: Annotated[
         tuple[Text, ...], Length(0, TURNS_MAX)
-    ] = ()  # earlier turns; the last ones that fit into the context are used
+    ] = ()  # earlier turns of the conversation: the last ones that fit into the context precede the prompt
     text_number: Count = 0  # a number that is unique among all texts of this daemon
     told_characters: Count = 0  # characters of the text that were returned before
 
 
 @dataclass(frozen=True, slots=True)
 class PingRequest(WorkerRequest[PongReply]):
-    """A check that the worker is alive."""
+    """The request to reply at once, which checks that the worker is alive."""
 
     TAG: ClassVar[str] = "ping"
 
 
 @dataclass(frozen=True, slots=True)
 class DescribeRequest(WorkerRequest[WorkerInfo]):
-    """Describe the engine, the devices and the libraries that the worker uses now."""
+    """The request to describe the engine, the devices and the libraries that the worker uses now."""
 
     TAG: ClassVar[str] = "describe"
 
@@ -270,14 +283,14 @@ class DescribeRequest(WorkerRequest[WorkerInfo]):
 
 @dataclass(frozen=True, slots=True)
 class WorkerHeartbeat:
-    """The worker makes progress with the request."""
+    """A sign of the worker that it makes progress with the request."""
 
     TAG: ClassVar[str] = "worker-heartbeat"
 
 
 @dataclass(frozen=True, slots=True)
 class CancelRequest:
-    """Nobody waits for this request any more: drop it at the next step."""
+    """A message to drop the request with this number at its next step, since nobody waits for it any more."""
 
     TAG: ClassVar[str] = "cancel"
 
@@ -313,7 +326,10 @@ def encode_frame(number: int, message: Any) -> bytes:
 
 
 def parse_header(header: bytes) -> tuple[int, int]:
-    """Return the bytes that follow and the request's number. Raises `RemoteProtocolError` if they exceed the longest message."""
+    """Return the number of bytes after a frame's header, and the request's number.
+
+    Raises `RemoteProtocolError` for too many bytes.
+    """
     length, number = _FRAME.unpack(header)
     if length > FRAME_BYTES_MAX:
         raise RemoteProtocolError("oversized", f"a frame on the worker's pipe has {length} bytes, limit {FRAME_BYTES_MAX}")
@@ -324,7 +340,7 @@ def parse_body(body: bytes, kinds: tuple[type[Any], ...]) -> Any:
     return codec.decode_message(body, kinds, FRAME_BYTES_MAX)
 
 
-# Texts are requested in slices, so that requests of rounds can go in between ----------------------------------------
+# Texts are requested in slices, so that requests of rounds can precede the next slice -------------------------------
 
 Ask = Callable[[GenerateRequest], Awaitable[GenerateReply]]
 
@@ -332,7 +348,10 @@ _numbers = itertools.count(1)
 
 
 async def stream_text(ask: Ask, request: GenerateRequest) -> AsyncGenerator[GenerateReply, None]:
-    """Yield a text in slices. A slow reader blocks nobody, and the text ends when its reader stops. Close it with `aclosing`."""
+    """Yield a text in slices. A slow reader blocks nobody, and the text ends when its reader stops.
+
+    Close the generator with `aclosing`.
+    """
     request = replace(request, text_number=next(_numbers))
     while True:
         done = await ask(request)
@@ -343,7 +362,7 @@ async def stream_text(ask: Ask, request: GenerateRequest) -> AsyncGenerator[Gene
 
 
 async def generate_text(ask: Ask, request: GenerateRequest) -> GenerateReply:
-    """Return the last slice with the text of all slices."""
+    """Return the reply of the last slice, with the text of all slices."""
     parts = []
     async with aclosing(stream_text(ask, request)) as made:
         async for done in made:

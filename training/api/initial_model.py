@@ -1,4 +1,4 @@
-"""The model that a job starts from, as named by a person: a finished job, a job at a round, or a folder with a foreign model."""
+"""The model that a new job starts from. A person names a finished job, a job at a round, or a folder with a foreign model."""
 
 from __future__ import annotations
 
@@ -25,21 +25,24 @@ from training.transformer import BYTE_VOCABULARIES, ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class InitialModel:
-    """A model to start from."""
+    """An existing model that a new job can start from, with its tokenizer."""
 
-    name: str  # name for people
+    name: str  # name of the model for people
     model: ModelSpec
     tokenizer: bytes | None  # digest of a blob that this peer has or can fetch
     base: ModelReference | None = None  # model of a finished job, which every peer keeps
     stop: int | None = None  # the token that ends a text of this model; None: the model has no such token.
-    # Writes the parameters for the specification to a file and returns their hash, for a job that starts from a blob.
+    # Function for a job that starts from a blob: it writes the parameters for the specification to a file and returns their hash.
     write: Callable[[JobSpec, BinaryIO], BlobHasher] | None = None
 
     def apply_to_spec(self, spec: JobSpec, model: ModelSpec) -> JobSpec:
         return replace(spec, base=self.base, model=model, tokenizer=self.tokenizer)
 
     def publish_parameters(self, peer: TrainingPeer, spec: JobSpec) -> JobSpec:
-        """Publish the blob that the job starts from, if any. Return the specification with its digest. Raises `UserError`."""
+        """Publish the blob of parameters that the job starts from, if any. Return the specification with the blob's digest.
+
+        Raises `UserError`.
+        """
         if self.write is None:
             return spec
         folder = peer.store.path.parent
@@ -87,7 +90,7 @@ def _fits(text: str, key: bytes, job: Job | QueuedJob) -> bool:
 
 
 def resolve_base_job(peer: TrainingPeer, text: str, argument: str) -> tuple[ModelReference, Job, JobSpec]:
-    """Return the finished job that a person names as base. Raises `UserError`."""
+    """Return the finished job that a person names as base of a new job. Raises `UserError`."""
     jobs = peer.state.jobs
     live: dict[bytes, Job | QueuedJob] = {**jobs.unfinished(), **{waiting.job: waiting for waiting in jobs.queue}}
     if any(_fits(text, key, job) for key, job in live.items()):
@@ -103,7 +106,8 @@ def resolve_base_job(peer: TrainingPeer, text: str, argument: str) -> tuple[Mode
 def _of_round(peer: TrainingPeer, name: str, number: int) -> InitialModel:
     """Return a job's model after `number` rounds. Raises `UserError`.
 
-    Every peer keeps the last model of a finished job. Other models become a blob, made from this peer's copy.
+    Every peer keeps the last model of a finished job. Any other model becomes a blob, which is made from this peer's copy of the
+    model.
     """
     jobs = peer.state.jobs.jobs
     key = resolve_job(name, jobs, "jobs")

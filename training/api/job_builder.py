@@ -1,4 +1,4 @@
-"""Builder of jobs from a person's request: their fields, and their text as blobs."""
+"""Builder of jobs from a person's request: the fields of the job, and its text as blobs."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from training.round_context import TrainingPeer
 from training.safe_settings import unsafe_reason
 from training.transformer import BYTE_VOCABULARIES, BYTES_WITH_END, ModelSpec
 
-BUILT_IN_DATA = ""  # `TrainRequest.data` for the text inside every Python
+BUILT_IN_DATA = ""  # value of `TrainRequest.data` for the text inside every Python
 LOCAL_DATA = "local"
-BLOB_FETCH_SECONDS_MAX = 30.0  # timeout for a tokenizer of some megabytes
-# These fields follow from other parts of the request.
+BLOB_FETCH_SECONDS_MAX = 30.0  # timeout in seconds to fetch a blob: a tokenizer has some megabytes
+# Fields of a job that `--set` cannot set: their values follow from other parts of the request.
 FIELDS_NOT_SET_BY_NAME = frozenset(
     {
         "data",
@@ -49,7 +49,7 @@ FIELDS_NOT_SET_BY_NAME = frozenset(
 
 
 def build_job_spec(peer: TrainingPeer, request: TrainRequest, findings: TextFileReport) -> JobSpec:
-    """Make the job's blobs: shards, manifest, tokenizer, parameters. Return its specification.
+    """Make the blobs of a new job (shards, manifest, tokenizer, parameters). Return the job's specification.
 
     Raises `UserError` for an unusable text, model or value.
     """
@@ -59,7 +59,7 @@ def build_job_spec(peer: TrainingPeer, request: TrainRequest, findings: TextFile
 
 
 def build_example_job(peer: TrainingPeer, request: TrainRequest) -> JobSpec:
-    """Build a job of the first objective that learns from a file with prompts and responses. Raises `UserError`."""
+    """Return the specification of a job that learns from a file with prompts and responses. Raises `UserError`."""
     builders = [kind.example_job_builder for kind in map(find_objective, objective_names()) if kind and kind.example_job_builder]
     if not builders:
         raise UserError(f"{request.examples}: this peer has no objective that learns from prompts and responses")
@@ -94,7 +94,7 @@ def _job_spec(peer: TrainingPeer, request: TrainRequest, start: InitialModel | N
         return _job_on_tokens(peer, spec, request, keep, start, said)
     spec = add_audits(peer, spec, request, said)
     pieces, bpe = _pieces(request), None
-    if spec.tokenizer is not None:  # the tokenizer of the initial model
+    if spec.tokenizer is not None:  # The job uses the tokenizer of the initial model.
         bpe = tokenizer.BpeTokenizer(fetch_job_blob(peer, spec.tokenizer))
     elif request.vocabulary > BYTES_WITH_END:
         made = tokenizer.train_bpe(pieces(TextFileReport()), request.vocabulary)
@@ -103,7 +103,7 @@ def _job_spec(peer: TrainingPeer, request: TrainRequest, start: InitialModel | N
     spec.validated()
     manifest = data.split_into_shards(pieces(findings), keep)
     data.require_enough_text(spec, manifest.size, request.data or "the built-in text")
-    if bpe is not None:  # The tokens are hashed once, so that other peers can check theirs.
+    if bpe is not None:  # The manifest names the hash of the tokens, so that other peers can check their own tokens.
         with tempfile.TemporaryDirectory(prefix="tokens-", dir=peer.store.path.parent) as folder:
             text = Path(folder) / "text"
             data.assemble_text(manifest, peer.blobs.read_range, text)
@@ -114,7 +114,7 @@ def _job_spec(peer: TrainingPeer, request: TrainRequest, start: InitialModel | N
 def add_compression_warmup_rounds(spec: JobSpec, said: Container[str]) -> JobSpec:
     """Set the default number of opening rounds with more bits, in a job without base.
 
-    The job is unchanged if a person set that field (`said`: the fields that a person set).
+    The job is unchanged if `said`, the fields that a person set, contains this field.
     """
     if "compression_warmup_rounds" in said:
         return spec
@@ -129,14 +129,17 @@ def add_final_full_audit_rounds(spec: JobSpec, said: Container[str]) -> JobSpec:
 
 
 def add_audits(peer: TrainingPeer, spec: JobSpec, request: TrainRequest, said: Mapping[str, Any]) -> JobSpec:
-    """Add audits to a job whose model is known. Raises `UserError` if they were not measured to hold against its liars."""
+    """Add audits to a job whose model is known.
+
+    Raises `UserError` unless measurements show that the audits hold against the job's liars.
+    """
     spec = add_final_full_audit_rounds(choose_sampled_audits(peer, spec, said), said)
     require_safe_settings(peer, spec, request)
     return spec
 
 
 def choose_sampled_audits(peer: TrainingPeer, spec: JobSpec, said: Mapping[str, Any]) -> JobSpec:
-    """Set sampled audits, unless a person set `audit`, or these audits were not measured to hold, or would take too long.
+    """Set sampled audits, unless a person set `audit`, they would take too long, or no measurement shows that they hold.
 
     Any member can invite trainers, and only voters are approved. All trainers without a vote therefore count as liars.
     """
@@ -155,9 +158,12 @@ def choose_sampled_audits(peer: TrainingPeer, spec: JobSpec, said: Mapping[str, 
 
 
 def _on_start(request: TrainRequest, spec: JobSpec, start: InitialModel) -> JobSpec:
-    """Add the model and the tokenizer of the initial model. Raises `UserError` if the request sets others."""
+    """Add the model and the tokenizer of the initial model.
+
+    Raises `UserError` if the request sets another model or vocabulary.
+    """
     others = [name for name in request.overrides if name.startswith("model.")]
-    if start.base is None and others == ["model.context"]:  # The length of training sequences belongs to the job.
+    if start.base is None and others == ["model.context"]:  # A job may change the length of training sequences.
         return start.apply_to_spec(spec, replace(start.model, context=spec.model.context))
     own_bytes = request.vocabulary == start.model.vocabulary and start.tokenizer is None
     if (request.vocabulary and not own_bytes) or (others and spec.model != start.model):
@@ -169,7 +175,7 @@ def _on_start(request: TrainRequest, spec: JobSpec, start: InitialModel) -> JobS
 def fetch_job_blob(
     peer: TrainingPeer, digest: bytes, size_max: int = tokenizer.TOKENIZER_BYTES_MAX, what: str = "the tokenizer"
 ) -> bytes:
-    """Return a blob of a job, which this peer fetches if it lacks it. It runs in a thread. Raises `UserError`."""
+    """Return a blob of a job, and fetch it from other peers if necessary. Call this function in a thread. Raises `UserError`."""
 
     async def fetch() -> bool:
         with trio.move_on_after(BLOB_FETCH_SECONDS_MAX):
@@ -183,7 +189,7 @@ def fetch_job_blob(
 
 
 def byzantine_trainers_max(peer: TrainingPeer, role: str = TRAINER) -> int:
-    """Return how many of the trainers with this role may lie."""
+    """Return how many members with this role a new job tolerates as faulty."""
     return min(VoterSet(peer.state.members.voters).faults_tolerated, max(0, (count_trainers(peer, role) - 1) // 2))
 
 
@@ -192,7 +198,7 @@ def count_trainers(peer: TrainingPeer, role: str = TRAINER) -> int:
 
 
 def require_safe_settings(peer: TrainingPeer, spec: JobSpec, request: TrainRequest) -> None:
-    """Raise `UserError` for a job that was not measured to hold against its liars. The ledger accepts all jobs."""
+    """Raise `UserError` unless measurements show that the job holds against its liars. The ledger accepts all jobs."""
     is_accepted = request.accept_risk and spec.audit is AuditMode.SAMPLED
     problem = None if is_accepted else unsafe_reason(spec, count_trainers(peer))
     if problem:
@@ -202,7 +208,8 @@ def require_safe_settings(peer: TrainingPeer, spec: JobSpec, request: TrainReque
 def parse_overrides(texts: dict[str, str], others: Iterable[str] = ()) -> dict[str, Any]:
     """Return typed values of the job fields that a person set; model fields are named as `model.width`.
 
-    Raises `UserError` for an unknown field. Its suggestions include `others`, the fields that the caller reads itself.
+    Raises `UserError` for an unknown field. The suggestions of the error include `others`, the fields that the caller reads
+    itself.
     """
     overrides: dict[str, Any] = {}
     model: dict[str, Any] = {}
@@ -223,7 +230,7 @@ def parse_overrides(texts: dict[str, str], others: Iterable[str] = ()) -> dict[s
 
 
 def parse_field(kind: Any, name: str, text: str) -> Any:
-    """Return the value of a text that a person typed. Raises `UserError`."""
+    """Return the typed value of a field from the text that a person typed. Raises `UserError`."""
     if type(None) in get_args(kind):
         if text == "none":
             return None
@@ -251,7 +258,7 @@ def _job_on_tokens(
     start: InitialModel | None,
     said: Mapping[str, Any],
 ) -> JobSpec:
-    """Build a job on a text that is tokenized already, with that tokenizer and its vocabulary."""
+    """Return the specification of a job on a text that is tokenized already, with the tokenizer and vocabulary of this text."""
     if request.column:
         raise UserError(f"--column {request.column}: {request.data} is tokenized already; leave it out")
     if request.vocabulary:

@@ -13,11 +13,11 @@ from protocol.verdicts import DIVERGING, verdict_label_by_name
 from training.job_spec import INNER_RATE, INNER_RATE_MIN, MUON_RATE, InnerOptimizerKind, JobSpec, PreparationCounts
 from training.objectives.objective import Objective
 
-FAILURE_ALERT_HEIGHTS = 1_000  # heights during which a failure is an alert; the state keeps it longer
+FAILURE_ALERT_HEIGHTS = 1_000  # heights during which the failure of a job is an alert; the state contains the job longer
 
 
 def find_failed_jobs(view: StateReader, height: int) -> Iterator[str]:
-    """Yield a text on each job of the last heights that ended without an accepted update, but not for lack of progress."""
+    """Yield a text on each recent job that ended without an accepted update, except jobs that ended for lack of progress."""
     for job in view.module_state(JobsState).jobs.values():
         if job.failed_rounds and not job.made_no_progress and height - job.opened_height < FAILURE_ALERT_HEIGHTS:
             labels = JobSpec.decode(job.spec).resolved_objective.reason_labels
@@ -25,7 +25,7 @@ def find_failed_jobs(view: StateReader, height: int) -> Iterator[str]:
 
 
 def find_stalled_jobs(view: StateReader, height: int) -> Iterator[str]:
-    """Yield the jobs of the last heights that ended without progress: their last round, all verdicts, and the way out."""
+    """Yield a text for people on each recent job that ended without progress: its last round, all verdicts, and the remedy."""
     for key, job in view.module_state(JobsState).jobs.items():
         if job.made_no_progress and height - job.opened_height < FAILURE_ALERT_HEIGHTS:
             spec = JobSpec.decode(job.spec)
@@ -44,15 +44,15 @@ def _way_out(key: bytes, job: Job, spec: JobSpec) -> str:
     how = "" if is_planned else " from its newest model"
     usual = MUON_RATE if spec.inner is InnerOptimizerKind.MUON else INNER_RATE
     rate = f"inner_rate={max(INNER_RATE_MIN, min(usual, spec.inner_rate / 10)):g}"
-    fields = rate if is_planned else f"inner={spec.inner.value} {rate}"  # The optimizer of a plan is fixed.
+    fields = rate if is_planned else f"inner={spec.inner.value} {rate}"  # A tuning plan fixes the inner optimizer.
     way = f"start it again{how} with a learning rate below {spec.inner_rate:g}: `peer {words} --set {fields}`"
-    # Accepted steps may have damaged the model.
+    # Accepted updates may have damaged the newest model, so the text mentions a start without `--from`.
     is_spoilt = "; leave out --from if `peer rounds` shows that the loss of that model has grown"
     return way + is_spoilt * (bool(job.accepted) and not is_planned)
 
 
 def no_progress_text(rounds: int, rejected: Mapping[str, int], labels: Sequence[str]) -> str:
-    """Return a text for people. `labels` are those of the job's objective."""
+    """Return a text for people on a job without accepted updates. `labels` are the reasons of the job's objective."""
     return f"no update was accepted in {pluralize(rounds, 'round')}: {rejections_text(rejected, labels) or 'no trainer sent one'}"
 
 
@@ -62,7 +62,7 @@ def rejections_text(rejected: Mapping[str, int], labels: Sequence[str]) -> str:
 
 
 def preparation_notes(spec: JobSpec) -> tuple[str, ...]:
-    """Return the counts from the preparation of a file, for people, each with the way out."""
+    """Return texts for people on the counts from the preparation of a person's file, each with a remedy."""
     counts = spec.preparation or PreparationCounts()
     told = []
     if counts.left_out:

@@ -1,7 +1,7 @@
 """Normalizers and pre-tokenizers of the package `tokenizers` that a job's tokenizer may have.
 
-A regular expression is accepted only if all its alternatives are known here. Others may need exponential time in the length of a
-text, on every peer that makes tokens.
+A regular expression is accepted only if all its alternatives are known here. Other expressions may need exponential time in the
+length of a text, on every peer that makes tokens.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import json
 from typing import Any, Final
 
 NORMALIZERS: Final = ("NFC", "NFD", "NFKC", "NFKD")
-PATTERN_CHARACTERS_MAX: Final = 400  # characters of a pattern; the known ones have 120
-STEPS_MAX: Final = 8  # steps of a sequence; known tokenizers have at most four
+PATTERN_CHARACTERS_MAX: Final = 400  # characters of a regular expression: known tokenizers have expressions of 120
+STEPS_MAX: Final = 8  # steps of a pre-tokenizer: known tokenizers have at most four
 BYTE_LEVEL: Final = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 LLAMA_3: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN_2: Final = LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
-# Alternatives of patterns. Each takes time linear in the length of its match.
+# Alternatives that a regular expression may have. Each takes time linear in the length of its match.
 ALTERNATIVES: Final = frozenset(
     {
         *("'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "(?i:'s|'t|'re|'ve|'m|'ll|'d)"),
@@ -30,7 +30,7 @@ ALTERNATIVES: Final = frozenset(
 
 
 def parse_normalizer(said: Any) -> dict[str, Any] | None:
-    """Return the normalizer in the JSON of the package. Raises `ValueError`, which names an unsupported one."""
+    """Return the normalizer as the JSON of the package `tokenizers`. Raises `ValueError`, which names an unsupported one."""
     steps = said.get("normalizers") if isinstance(said, dict) and said.get("type") == "Sequence" else [said]
     if not isinstance(steps, list) or len(steps) > STEPS_MAX:
         raise ValueError(f"normalizer {_shown(said)} is not supported")
@@ -43,7 +43,7 @@ def parse_normalizer(said: Any) -> dict[str, Any] | None:
 
 
 def parse_pre_tokenizer(said: Any) -> dict[str, Any]:
-    """Return the pre-tokenizer in the JSON of the package. Raises `ValueError`, which names an unsupported step."""
+    """Return the pre-tokenizer as the JSON of the package `tokenizers`. Raises `ValueError`, which names an unsupported step."""
     steps = said.get("pretokenizers") if isinstance(said, dict) and said.get("type") == "Sequence" else [said]
     if not isinstance(steps, list) or not 1 <= len(steps) <= STEPS_MAX:
         raise ValueError(f"pre_tokenizer {_shown(said)} is not supported")
@@ -63,7 +63,7 @@ def pre_tokenizer_steps(pre_tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def llama_cpp_name(pre_tokenizer: dict[str, Any], ignores_merges: bool) -> str | None:
-    """Return the name of these steps in GGUF; None if there is none."""
+    """Return the name of these pre-tokenizer steps in GGUF; None if GGUF has no name for them."""
     steps = pre_tokenizer_steps(pre_tokenizer)
     patterns = [step["pattern"]["Regex"] for step in steps if step["type"] == "Split"]
     digits = [step["individual_digits"] for step in steps if step["type"] == "Digits"]

@@ -26,7 +26,8 @@ TEXT: Final = (".txt", ".md")
 JSON_LINES: Final = (".jsonl", ".ndjson")
 JSON: Final = ".json"
 PARQUET: Final = ".parquet"
-READ_ENDINGS: Final = (*TEXT, *JSON_LINES, JSON, *TABLES, PARQUET)  # endings of text in a folder, optionally with .gz
+# Endings of the files in a folder that are read, optionally with .gz.
+READ_ENDINGS: Final = (*TEXT, *JSON_LINES, JSON, *TABLES, PARQUET)
 KINDS: Final = "text (.txt, .md), JSON (.jsonl, .json), tables (.csv, .tsv) or Parquet, each optionally with .gz"
 MARKUP: Final = {
     **dict.fromkeys((".html", ".htm", ".xhtml"), "HTML"),
@@ -35,7 +36,7 @@ MARKUP: Final = {
     ".rtf": "RTF",
     ".ipynb": "a Jupyter notebook",
 }
-BINARY: Final = (  # first bytes of files of other kinds
+BINARY: Final = (  # first bytes of files that are not text, and the kind for people
     (b"%PDF", "PDF"),
     (b"PK\3\4", "a ZIP archive, such as .docx or .xlsx"),
     (b"\x28\xb5\x2f\xfd", "compressed with Zstandard"),
@@ -44,20 +45,22 @@ BINARY: Final = (  # first bytes of files of other kinds
 )
 GZIP_MARK: Final = b"\x1f\x8b"
 PARQUET_MARK: Final = b"PAR1"
-COLUMN: Final = "text"  # column with the text of a record, unless `--column` names another
-ABOUT_FOLDER: Final = re.compile(r"(readme|licen[cs]e|copying|notice)\b.*", re.IGNORECASE)  # files about a public data set
+COLUMN: Final = "text"  # default name of the column with the text of a record; `--column` names another
+# Names of files in a folder that describe a public data set.
+ABOUT_FOLDER: Final = re.compile(r"(readme|licen[cs]e|copying|notice)\b.*", re.IGNORECASE)
 
-READ_BYTES: Final = 256 << 10  # one read of a text file; at this size, reading 50 MB costs no more than hashing them
-HEAD_BYTES: Final = 4 << 10  # first bytes of a file, which show its kind
-LINE_BYTES_MAX: Final = 16 << 20  # one JSONL line; a whole line must be in memory to be parsed
-WHOLE_BYTES_MAX: Final = 64 << 20  # a table or an array must be in memory; as Python objects it takes ten times as much
-ROWS_AT_ONCE: Final = 256  # rows of Parquet in memory as Python objects
-FILES_NAMED_MAX: Final = 200  # skipped files; each list of the jobs contains them
-_NAMES_SHOWN: Final = 200  # characters of field names
+READ_BYTES: Final = 256 << 10  # bytes of one read of a text file: at this size, reading costs no more than hashing
+HEAD_BYTES: Final = 4 << 10  # number of first bytes of a file that are read to recognize its kind
+LINE_BYTES_MAX: Final = 16 << 20  # bytes of one JSONL line: a whole line must be in memory to be parsed
+# Bytes of a table or JSON array: the whole must be in memory, and Python objects take ten times as much.
+WHOLE_BYTES_MAX: Final = 64 << 20
+ROWS_AT_ONCE: Final = 256  # rows of a Parquet file in memory as Python objects
+FILES_NAMED_MAX: Final = 200  # names of skipped files in a report: each list of the jobs contains them
+_NAMES_SHOWN: Final = 200  # characters of field names in an error
 
 
 class TextFileReport:
-    """Skipped files and records, and remarks on the others, for people."""
+    """Report for people on files that were read: skipped files, skipped records, and remarks on other files."""
 
     def __init__(self) -> None:
         self.records = 0  # number of records without text
@@ -89,7 +92,8 @@ def read_text(path: Path, column: str = "", findings: TextFileReport | None = No
         raise UserError(f"no such file or folder: {printable_path(path)} (give a file or a folder of {KINDS})")
     something = False
     for file in _files_below(path, findings) if path.is_dir() else [path]:
-        # Plain text in a folder has no columns; with a single file `--column` is a mistake.
+        # A folder may mix plain text and tables, so `--column` ignores its plain text. For a single file of plain text,
+        # `--column` is an error.
         of_file = "" if file != path and _ending(file) in TEXT else column
         if file != path and not _is_read(path, file, of_file, findings):
             continue
@@ -136,7 +140,7 @@ def _files_below(path: Path, findings: TextFileReport) -> list[Path]:
 
 
 def _reason_by_name(file: Path) -> str:
-    """Return why a file of a folder is skipped; empty: it may be read."""
+    """Return why a file of a folder is skipped, judged by its name; empty: the file may be read."""
     ending = _ending(file)
     if file.name.startswith("."):
         return "hidden"
@@ -151,7 +155,7 @@ def _reason_by_name(file: Path) -> str:
 
 
 def _is_read(folder: Path, file: Path, column: str, findings: TextFileReport) -> bool:
-    """Check a whole file of a folder. Return false and report the file if it cannot be read."""
+    """Read a file of a folder as a check. Return true if it can be read; if not, report the file and return false."""
     reason = "it is empty"
     try:
         for _ in _pieces_of(file, column, TextFileReport()):
@@ -164,7 +168,7 @@ def _is_read(folder: Path, file: Path, column: str, findings: TextFileReport) ->
 
 
 def _ending(file: Path) -> str:
-    """Return the ending in lower case, without that of gzip."""
+    """Return the ending of the file's name in lower case, without `.gz`."""
     name = file.name.lower().removesuffix(".gz")
     return Path(name).suffix
 
@@ -227,7 +231,7 @@ _OBJECT: Final = re.compile(r'\[?\s*\{\s*"[^"\n]*"\s*:|\[\s*"[^"\n]*"\s*[],]')
 
 
 def _markup(head: bytes) -> str:
-    """Return the kind of markup that a file begins with; empty: it looks like text."""
+    """Return the kind of markup that a file begins with; empty: the file looks like text."""
     start = head.decode(errors="replace").removeprefix("\ufeff").lstrip()
     for kind, pattern in (("HTML", _HTML), ("XML", _XML), ("JSON", _OBJECT)):
         if pattern.match(start):
@@ -241,7 +245,7 @@ def _markup(head: bytes) -> str:
 
 
 def _checked(pieces: Iterator[bytes], file: Path) -> Iterator[bytes]:
-    """Yield the pieces without a byte order mark. Raises `UserError` at the first byte that is not UTF-8 text."""
+    """Yield the pieces of a text without its byte order mark. Raises `UserError` at the first byte that is not UTF-8 text."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     position = 0
     for piece in pieces:
@@ -262,7 +266,7 @@ def _checked(pieces: Iterator[bytes], file: Path) -> Iterator[bytes]:
 
 
 def printable_path(path: Path | str) -> str:
-    """Return a path, quoted if a line break in it would break the line of an error."""
+    """Return a path as text for an error; it is quoted if it contains a line break."""
     return str(path) if str(path).isprintable() else repr(str(path))
 
 
@@ -277,11 +281,12 @@ def _binary(file: Path, why: str, data: bytes = b"") -> UserError:
 # Records -------------------------------------------------------------------------------------------------------------
 
 
-Texts = Iterator[tuple[str, str | None]]  # each with its place in the file
+# Pairs of a record's place in the file, for errors, and its text (None: the record has no text).
+Texts = Iterator[tuple[str, str | None]]
 
 
 def _encoded(texts: Texts, file: Path, findings: TextFileReport) -> Iterator[bytes]:
-    """Yield each text with a newline at its end. Records without text are counted."""
+    """Yield each text as UTF-8 with a newline at its end. Records without text are counted in `findings`."""
     for where, text in texts:
         if text is None or not text.strip():
             findings.records += 1
@@ -297,7 +302,7 @@ def _encoded(texts: Texts, file: Path, findings: TextFileReport) -> Iterator[byt
 
 
 def _column_of(names: Iterable[str], column: str) -> str | None:
-    """Return the file's name of a column: the same name, or the only one that differs just in case and spaces."""
+    """Return the file's own name of `column`: the same name, or the only name that differs just in case and spaces; else None."""
     listed = list(names)
     alike = [name for name in listed if name.strip().casefold() == column.casefold()]
     return column if column in listed else alike[0] if len(alike) == 1 else None
@@ -336,7 +341,7 @@ def _text_of(record: Any, where: str, column: str) -> str | None:
 
 
 def _whole_json(stream: BinaryIO, file: Path, is_array: bool, findings: TextFileReport) -> Iterator[tuple[str, Any]] | None:
-    """Return the elements of an array, or one object; None for a file with one object a line."""
+    """Return the elements of a JSON array, or a single JSON object, with their places; None for a file with one object a line."""
     data = _whole(stream)
     if data is None:
         if is_array:
@@ -381,7 +386,10 @@ def _json_lines(stream: BinaryIO, file: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _whole(stream: BinaryIO) -> bytes | None:
-    """Return all bytes; None for a file that is too large. A single read of the limit would allocate all of it."""
+    """Return all bytes of a file; None for a file that is too large.
+
+    Small reads are used, since one large read allocates the limit.
+    """
     pieces, size = list[bytes](), 0
     while size <= WHOLE_BYTES_MAX and (piece := stream.read(READ_BYTES // 4)):
         pieces.append(piece)
@@ -408,7 +416,7 @@ def _table(stream: BinaryIO, file: Path, column: str, findings: TextFileReport) 
         raise _no_column(printable_path(file), names, column)
     place = names.index(name)
     for number, row in rows:
-        # A separator inside an unquoted text would cut the text.
+        # A separator inside an unquoted text splits the text into several cells.
         if len(row) < len(names) or any(cell.strip() for cell in row[len(names) :]):
             cells = f"{pluralize(len(row), 'cell')}, but the header {len(names)}"
             raise UserError(f"{printable_path(file)}:{number}: the row has {cells}: quote texts that contain the separator")

@@ -7,7 +7,7 @@
 | NAME | token ids, unsigned, 16 bits, little-endian, one after another |
 | `tokenizer.json` | a byte-level BPE; absent if the tokens are bytes, with an optional end of text (256) |
 
-A job contains the shards' bytes in their order, cut into blobs like a text. Every peer checks hashes and token ids again.
+The bytes of all shards in order are cut into blobs like a text. Every peer checks hashes and token ids again.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from training.transformer import BYTE_VOCABULARIES, BYTES_WITH_END, VOCABULARY_M
 FORMAT: Final = "folkmoot-tokens/1"
 MANIFEST: Final = "manifest.json"
 TOKENIZER: Final = "tokenizer.json"
-SUFFIX: Final = ".bin"  # ending of the files that `make_manifest` lists as shards
+SUFFIX: Final = ".bin"  # ending of the names of shards
 MANIFEST_BYTES_MAX: Final = 16 << 20
-READ_BYTES: Final = 1 << 20  # bytes of one read, even, so that no token is split
+READ_BYTES: Final = 1 << 20  # bytes of one read: an even number, so that no token is split
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,10 @@ def open_token_folder(folder: Path) -> TokenFolder:
 
 
 def make_manifest(folder: Path) -> str:
-    """Return the manifest, as JSON, of the .bin files in `folder` by name, and of its tokenizer.json. Raises `UserError`."""
+    """Return a manifest as JSON. It lists the .bin files in `folder` in the order of their names, and `tokenizer.json`.
+
+    Raises `UserError`.
+    """
     if not folder.is_dir():
         raise UserError(f"no such folder: {folder} (name one with {SUFFIX} files of 16-bit little-endian token ids)")
     files = sorted(folder.glob(f"*{SUFFIX}"))

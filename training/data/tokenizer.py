@@ -1,4 +1,4 @@
-"""Tokenizers: the 256 bytes, or a byte-level BPE (Sennrich 2016, Radford 2019) of the `tokenizers` package."""
+"""Tokenizers: one with the 256 bytes as tokens, and byte-level BPE (Sennrich 2016, Radford 2019) of the package `tokenizers`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from protocol.errors import RemoteProtocolError, UserError
 from training.data.pretokenizers import BYTE_LEVEL, parse_normalizer, parse_pre_tokenizer, splits_words
 from training.transformer import BYTES, BYTES_WITH_END, VOCABULARY_MAX
 
-TOKENIZER_BYTES_MAX = 16 << 20  # a tokenizer of VOCABULARY_MAX tokens is about 4 MB of JSON
-END_OF_TEXT: Final = "<|endoftext|>"  # GPT-2's name; a text with these characters never becomes the token
+TOKENIZER_BYTES_MAX = 16 << 20  # bytes of a tokenizer: with VOCABULARY_MAX tokens it is about 4 MB of JSON
+# GPT-2's name of the token that ends a text; these characters in a text never become the token.
+END_OF_TEXT: Final = "<|endoftext|>"
 
 
 class ByteTokenizer:
-    """The 256 bytes as tokens; with a vocabulary of `BYTES_WITH_END` also the end of a text."""
+    """A tokenizer with the 256 bytes as tokens; with a vocabulary of `BYTES_WITH_END` also the end of a text."""
 
     is_bytes = True
     digest = hashlib.sha256(b"bytes").digest()
@@ -41,7 +42,7 @@ class ByteTokenizer:
 class BpeTokenizer:
     """A byte-level BPE with the vocabulary, merges, word splitting and added tokens of a blob.
 
-    No text becomes a special token. Any other added token is made wherever its content occurs in a text.
+    No text becomes a special token. Any other added token replaces its content wherever a text contains it.
     """
 
     is_bytes = False
@@ -53,7 +54,8 @@ class BpeTokenizer:
             whole = {
                 "model": {
                     "type": "BPE",
-                    # Special tokens are left out. Otherwise the package would turn a word with such a name into one.
+                    # Special tokens are left out. With them, the package would turn the name of a special token in a text into
+                    # that token.
                     "vocab": {token: number for token, number in found.ids.items() if token not in found.special},
                     "merges": found.merges,
                     "ignore_merges": found.ignores_merges,
@@ -78,8 +80,8 @@ class BpeTokenizer:
         return b"".join(self._bytes_of_id[token] for token in ids)
 
 
-# `digest` is that of the blob. `token_bytes` are bytes of text per token id. `end_of_text` is the token that ends a text and
-# stands for no bytes; None: there is none.
+# Attributes of every tokenizer: `digest` is the digest of its blob. `token_bytes` has the number of bytes of text for each token
+# id. `end_of_text` is the token that ends a text and stands for no bytes; None: there is none.
 Tokenizer = ByteTokenizer | BpeTokenizer
 
 
@@ -118,15 +120,15 @@ def train_bpe(pieces: Iterable[bytes], vocabulary: int) -> bytes:
 
 
 def added_token_json(content: str, number: int) -> dict[str, Any]:
-    """Return a special token in the JSON of the package."""
+    """Return a special token as the JSON of the package `tokenizers`."""
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {"id": number, "content": content, **plain, "special": True}
 
 
 def _package() -> Any:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # otherwise it warns on stderr whenever the process starts another one
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # With threads, the package warns on stderr whenever this process forks.
     try:
-        import tokenizers  # imported here, since byte-level jobs do not need its 15 MB
+        import tokenizers  # imported late, since byte-level jobs do not need the 15 MB of this package
     except ModuleNotFoundError:
         way = "run `pip install 'folkmoot[train]'`, or train on bytes"
         raise UserError(f"the package tokenizers is not installed: {way}") from None
@@ -134,7 +136,10 @@ def _package() -> Any:
 
 
 def _lines(pieces: Iterable[bytes]) -> Iterator[str]:
-    """Yield whole lines. The boundaries of the pieces must not influence the merges."""
+    """Yield the lines of a text that is given in pieces.
+
+    A line is never split, so the pieces' boundaries do not influence the merges.
+    """
     rest = b""
     for piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
@@ -147,25 +152,26 @@ def _lines(pieces: Iterable[bytes]) -> Iterator[str]:
 class BpeVocabulary:
     """The vocabulary of a byte-level BPE, in which a printable character stands for each byte."""
 
-    ids: Mapping[str, int]  # token -> id, with all added tokens
+    ids: Mapping[str, int]  # id of each token, also of added tokens
     merges: tuple[tuple[str, str], ...] = ()
     end_of_text: int | None = None
-    special: frozenset[str] = frozenset()  # tokens that no text becomes
-    added: tuple[dict[str, Any], ...] = ()  # the other added tokens, in the JSON of the package
+    special: frozenset[str] = frozenset()  # special tokens: no text becomes one of these
+    added: tuple[dict[str, Any], ...] = ()  # added tokens that are not special, as the JSON of the package `tokenizers`
     normalizer: dict[str, Any] | None = None
     pre_tokenizer: dict[str, Any] = field(default_factory=lambda: BYTE_LEVEL)
-    ignores_merges: bool = False  # A word in the vocabulary becomes that token, without merges.
+    ignores_merges: bool = False  # True if a word that is a token of the vocabulary becomes that token without merges.
 
     @property
     def tokens(self) -> list[str]:
-        """The tokens in the order of their ids."""
+        """All tokens as text, in the order of their ids."""
         return sorted(self.ids, key=self.ids.__getitem__)
 
 
 def parse_bpe(blob: bytes) -> BpeVocabulary:
     """Parse a tokenizer. Raises `RemoteProtocolError` if it is not a byte-level BPE.
 
-    The field `end_of_text` names the end of text. Without that field it is the only special token, if there is just one.
+    The JSON field `end_of_text` names the token that ends a text. Without that field it is the only special token, if there is
+    just one.
     """
     try:
         if len(blob) > TOKENIZER_BYTES_MAX:
@@ -213,7 +219,7 @@ def parse_bpe(blob: bytes) -> BpeVocabulary:
 
 
 def _added_text(token: dict[str, Any]) -> dict[str, Any]:
-    """Return an added token that stands for its content. Raises `ValueError` for one that matches more than its content."""
+    """Return an added token of a tokenizer. Raises `ValueError` for a token that matches more than its content."""
     if not isinstance(token["content"], str) or not token["content"]:
         raise ValueError("an added token has no content")
     token["content"].encode()  # Half a surrogate pair raises `UnicodeEncodeError`, a `ValueError`.
@@ -237,17 +243,20 @@ def _bytes_of_id(model: BpeVocabulary) -> list[bytes]:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Return the printable character → byte table of a byte-level BPE (GPT-2's)."""
+    """Return the byte for each printable character in a byte-level BPE (GPT-2's table)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(BYTES) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(BYTES + index): byte for index, byte in enumerate(others)}
 
 
-# Files of other programs, in which every text has the same ids --------------------------------------------------------
+# Files of other programs, with the same ids for every text ------------------------------------------------------------
 
 
 def load_vocabulary(blob: bytes | None, tokens: int) -> BpeVocabulary:
-    """Return the vocabulary of `load_tokenizer`, with the same errors. Bytes have no merges."""
+    """Return the vocabulary of the tokenizer that `load_tokenizer` returns, with the same errors.
+
+    A vocabulary of bytes has no merges.
+    """
     if blob is not None:
         return parse_bpe(blob)
     if tokens == BYTES_WITH_END:
@@ -285,7 +294,7 @@ def tokenizer_json(vocabulary: BpeVocabulary) -> dict[str, Any]:
 def tokenizer_config(vocabulary: BpeVocabulary, context: int) -> dict[str, Any]:
     """Return the `tokenizer_config.json` of `transformers`.
 
-    With `split_special_tokens`, the name of a special token in a text does not become that token.
+    Its field `split_special_tokens` ensures that the name of a special token in a text does not become that token.
     """
     end = vocabulary.end_of_text
     return {

@@ -21,7 +21,7 @@ from training.worker_protocol import WorkerInfo
 
 @dataclass(frozen=True, slots=True)
 class RequiredModel:
-    """The finished job whose model `Objective.required_model` names."""
+    """The finished job whose model `Objective.required_model` names, with this model."""
 
     spec: JobSpec
     parameters: Float32Array
@@ -29,14 +29,17 @@ class RequiredModel:
 
 
 class Engine(Protocol):
-    """The computations for one job. Vectors have the job's layout: float32, shape (parameters,)."""
+    """An object that computes updates, metrics and texts for one job.
+
+    Vectors have the job's layout: float32, shape (parameters,).
+    """
 
     spec: JobSpec
     tokenizer: Tokenizer
     micro_batch: int  # most sequences of one forward pass; the worker may lower it
-    first_parameters: Float32Array | None  # the parameters of the job's first round, where its objective refers to them
-    required_model: RequiredModel | None  # set before the first use, where the job reads another job's model
-    required_files: Mapping[bytes, Path]  # set before the first use: the files of `Objective.required_files`
+    first_parameters: Float32Array | None  # parameters of the job's first round, if its objective refers to these
+    required_model: RequiredModel | None  # model of another job, if the objective requires one; set before the engine's first use
+    required_files: Mapping[bytes, Path]  # files of `Objective.required_files` by digest; set before the engine's first use
 
     def local_steps(
         self,
@@ -53,8 +56,8 @@ class Engine(Protocol):
         """Return the trainer's Δ of the round, and the mean loss of each inner step (for text in nats per token).
 
         `on_state` receives the state after each inner step. Where the objective has declarations, the steps follow the
-        declaration. The learning rate is that of the round after `taken` applied rounds; None: no round was undone, so it is the
-        round's number.
+        declaration. The learning rate follows from `taken`, the number of applied rounds. None: no round was undone, so this
+        number is `round`.
         """
 
     def compute_metrics(self, parameters: Float32Array, on_step: OnProgress = ...) -> Mapping[str, float]:
@@ -70,9 +73,9 @@ class Engine(Protocol):
     ) -> Iterator[bytes]:
         """Yield the bytes after the prompt (after a newline, if it is empty), one token at a time, up to the first token `stop`.
 
-        A beam search yields nothing at each step, and the whole text at the end. The bytes may contain the stop texts of `how`:
-        the caller cuts there. Other computations of the engine in between do not change the result. `parameters` must not change
-        meanwhile. Raises `UserError` at once where tokens are not text.
+        A beam search yields empty bytes at each step, and the whole text at the end. The bytes may contain the stop texts of
+        `how`: the caller cuts the text there. The engine may do other computations between two tokens, without effect on the
+        text. `parameters` must not change before the last token. Raises `UserError` at once if the job's tokens are not text.
         """
 
 
@@ -86,16 +89,16 @@ class EngineBackend(Protocol):
 
     @property
     def name(self) -> str:
-        """The name that features register implementations under."""
+        """The engine's name, under which features register implementations."""
 
     def start_backend(self, resources: EngineResources, command: Sequence[str]) -> None:
-        """Set up the library. `command` started this process, and starts its helper processes.
+        """Set up the library. `command` is the command line of this process, which also starts helper processes.
 
         Raises `UserError` for a device that this machine lacks.
         """
 
     def run_rank(self, resources: EngineResources, rank: int, store: Path, orders: BinaryIO) -> None:
-        """Serve as a helper process, which another process started with the same resources. It never returns.
+        """Serve as a helper process, which another process started with the same resources. The call never returns.
 
         The processes find each other by the file `store`. The first process sends its commands over `orders`.
         """
@@ -104,6 +107,6 @@ class EngineBackend(Protocol):
         """Return a description of the worker for people."""
 
     def open_engine(self, spec: JobSpec, tokens: TokenizedText, tokenizer: Tokenizer, first: Float32Array | None) -> Engine:
-        """Return an engine for a job; `first` becomes `Engine.first_parameters`."""
+        """Return an engine for a job. `first` becomes its `Engine.first_parameters`."""
 
     def is_out_of_memory(self, error: BaseException) -> bool: ...

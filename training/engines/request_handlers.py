@@ -1,4 +1,7 @@
-"""Handlers of the requests of `training.worker_protocol`. They run in the worker process and compute with its open engines."""
+"""Handlers of the requests of `training.worker_protocol`.
+
+Handlers run in the worker process and compute with the engines of open jobs.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +27,19 @@ from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import Float32Array, layout_of
 from training.text_generation import StopSequenceDecoder, TextGeneration, TextGenerations
 
-JOBS_MAX = 8  # open jobs; the least recently used one is closed
+JOBS_MAX = 8  # most open jobs: beyond, the least recently used job is closed
 
 
 class WorkerContext:
     """State that handlers share: the backend, the engines of open jobs, and unfinished texts."""
 
     def __init__(self, backend: EngineBackend, heartbeat: Callable[[], None], micro_batch_max: int) -> None:
-        """`heartbeat` is called after every piece of work. It raises if nobody waits for the request any more."""
+        """`heartbeat` is called after every piece of work. It raises an exception if nobody waits for the request any more."""
         self.backend, self.heartbeat = backend, heartbeat
         self.texts = TextGenerations()
         self._micro_batch_max = micro_batch_max
         self._engines: OrderedDict[bytes, Engine] = OrderedDict()
-        self._mapped = WeakValueDictionary[bytes, Float32Array]()  # parameters by model root, while an engine uses them
+        self._mapped = WeakValueDictionary[bytes, Float32Array]()  # parameters by model root, as long as an engine uses them
 
     def add_engine(self, job: bytes, engine: Engine) -> None:
         engine.micro_batch = min(engine.micro_batch, self._micro_batch_max)
@@ -70,7 +73,7 @@ class WorkerContext:
         return update
 
     def shared_parameters(self, model_directory: str) -> Float32Array:
-        """Return one array for all texts of a model: an engine copies parameters whenever it gets another array."""
+        """Return a model's parameters, as the same array in every call: an engine copies parameters if it gets another array."""
         model = ReplicatedModel.open(Path(model_directory))
         return self._mapped.setdefault(model.root, model.parameters)
 
@@ -88,7 +91,7 @@ def open_job(context: WorkerContext, request: worker_protocol.OpenJobRequest) ->
     if spec.resolved_objective.declaration_type is not None and not isinstance(engine, DeclaringEngine):
         raise UserError(f"the engine {backend.name!r} cannot make the declarations that objective {spec.objective!r} requires")
     read_job = spec.resolved_objective.required_model(spec)
-    if request.required_model is not None:  # The other job has the same tokenizer.
+    if request.required_model is not None:  # The required model's job has the same tokenizer.
         assert read_job is not None, f"job {spec.name!r} reads no other job"
         model = ReplicatedModel.open_decided(Path(request.required_model), read_job.root)
         read = import_object(model.spec.resolved_objective.data_reader)
@@ -107,7 +110,7 @@ def _first_parameters(request: worker_protocol.OpenJobRequest, spec: JobSpec) ->
         return parameter_blob.read_all_values(spec, Path(request.files[spec.initial_model]))
     if spec.base is None:
         return ReplicatedModel.initial(request.job, spec).parameters
-    if request.base is None:  # With another model, updates of honest trainers would seem false.
+    if request.base is None:  # Without the base, the engine would reject updates of honest trainers.
         raise FolkmootError(f"the request for job {request.job.hex()[:8]} names no base")
     base = ReplicatedModel.open_decided(Path(request.base), spec.base.root)
     return ReplicatedModel.initial(request.job, spec, base).parameters
@@ -153,9 +156,10 @@ def _begin_text(context: WorkerContext, request: worker_protocol.GenerateRequest
 
 
 def _prompt_with_turns(engine: Engine, request: worker_protocol.GenerateRequest) -> bytes:
-    """Return the prompt after the last whole turns that fit into the context. The generated text gets at most half of it.
+    """Return the prompt after the last whole turns that fit into the context.
 
-    A turn ends with the bytes of the job's stop token, or with a line break, as in `rlhf.data.dataset_files`.
+    The generated text gets at most half of the context. A turn ends with the bytes of the job's stop token, or with a line break,
+    as in `rlhf.data.dataset_files`.
     """
     text, context, tokenizer = request.prompt.encode(), engine.spec.model.context, engine.tokenizer
     end = b"" if request.stop is None else tokenizer.decode([request.stop])

@@ -1,10 +1,10 @@
 """Parameters in safetensors files (https://github.com/huggingface/safetensors).
 
-A file has a length, a JSON header with names, types, shapes and offsets, and the numbers. It is read by memory map: nothing in it
-is executed, and no tensor is copied as a whole.
+A file has a length, a JSON header with names, types, shapes and offsets, and the numbers. A file is read as a memory map: nothing
+in it is executed, and no tensor is copied as a whole.
 
-Tensors are written one after another, so that a model need not fit into memory twice. The bytes are those that the library itself
-writes for the same tensors, so that one model has one file.
+Tensors are written one after another, so that a model need not fit into memory twice. The file has the same bytes as a file that
+the library itself writes for the same tensors, so each model has exactly one file.
 
 A checkpoint is such a file with the job, round and model root of its parameters.
 """
@@ -30,11 +30,11 @@ from training.job_spec import JobSpec
 from training.replicated.tensor_layout import BLOCK, Float32Array, Shape, float32_bytes, layout_of
 
 FORMAT = 1
-METADATA = "folkmoot"  # the only entry of the file's metadata, which is JSON
+METADATA = "folkmoot"  # name of the only entry of the file's metadata; the entry is JSON
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
-HEADER_BYTES_MAX: Final = 100_000_000  # bytes that the format allows
-INDEX_BYTES_MAX: Final = 16 << 20  # bytes of the names of a hundred thousand tensors
+HEADER_BYTES_MAX: Final = 100_000_000  # bytes of a header that the format allows
+INDEX_BYTES_MAX: Final = 16 << 20  # bytes of an index: the names of a hundred thousand tensors
 PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")  # endings of formats that execute code when they are opened
 LFS_POINTER: Final = b"version https://git-lfs"
 METADATA_KEY: Final = "__metadata__"
@@ -45,12 +45,12 @@ ALIGNMENT: Final = 8
 @dataclass(frozen=True, slots=True)
 class CheckpointOrigin:
     job: bytes
-    round: int  # number of applied rounds
+    round: int  # number of rounds that were applied to the model
     model_root: bytes
 
 
 def write_checkpoint(path: Path, spec: JobSpec, parameters: Float32Array, origin: CheckpointOrigin) -> None:
-    """Write the file, completely or not at all. Tensor names and shapes are those of the layout."""
+    """Write a checkpoint, completely or not at all. Tensor names and shapes are those of the layout."""
     tensors = {
         name: np.ascontiguousarray(tensor) for name, tensor in layout_of(spec).tensor_views(np.asarray(parameters)).items()
     }
@@ -62,14 +62,15 @@ def write_checkpoint(path: Path, spec: JobSpec, parameters: Float32Array, origin
         "spec": spec.encode().hex(),
     }
     with durable_files.atomic_write(path) as stream:
-        # The file has one metadata entry, since the library writes several in random order, and one model must have one file.
+        # The file has only one metadata entry: the library writes several entries in random order, and a model must have exactly
+        # one file.
         stream.write(safetensors.save(tensors, {METADATA: json.dumps(about)}))
 
 
 def read_checkpoint(path: Path) -> tuple[JobSpec, Float32Array, CheckpointOrigin]:
     """Read a checkpoint. Raises `UserError`, which names the file, if it is not a checkpoint of ours."""
     try:
-        open_regular(path).close()  # The library safetensors would wait for the writer of a pipe.
+        open_regular(path).close()  # Raises for a pipe, at which the library safetensors would block.
         with safe_open(path, framework="numpy") as file:
             about = json.loads((file.metadata() or {})[METADATA])
             if about["format"] != FORMAT:
@@ -86,7 +87,7 @@ def read_checkpoint(path: Path) -> tuple[JobSpec, Float32Array, CheckpointOrigin
                 parameters[tensor.elements] = values.reshape(-1)
             origin = CheckpointOrigin(bytes.fromhex(about["job"]), int(about["round"]), bytes.fromhex(about["model_root"]))
     except OSError as error:
-        why = error.strerror or str(error).removesuffix(f": {path}")  # An error of safetensors repeats the path.
+        why = error.strerror or str(error).removesuffix(f": {path}")  # Errors of safetensors end with the path.
         raise UserError(f"cannot read {path}: {why}") from None
     except (SafetensorError, ValueError, KeyError, TypeError, RemoteProtocolError) as error:
         raise UserError(f"{path} is not a checkpoint written by `peer export`: {_problem_of(error)}") from None
@@ -95,7 +96,7 @@ def read_checkpoint(path: Path) -> tuple[JobSpec, Float32Array, CheckpointOrigin
 
 # Files of other programs -------------------------------------------------------------------------------------------
 
-# Type in the header → type in memory, and the exact conversion to float32.
+# For each type in the header: numpy's type of the stored numbers, and the exact conversion to float32.
 TYPES: Final[dict[str, tuple[str, Callable[[npt.NDArray[Any]], Float32Array]]]] = {
     "F32": ("<f4", lambda values: values),
     "F16": ("<f2", lambda values: values.astype("<f4")),
@@ -106,15 +107,15 @@ TYPES: Final[dict[str, tuple[str, Callable[[npt.NDArray[Any]], Float32Array]]]] 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in a file."""
+    """A tensor in a safetensors file: its type, its shape and its place in the file."""
 
     path: Path
     type: str
     shape: Shape
-    start: int  # offset in the file in bytes
+    start: int  # offset of the first number in the file, in bytes
 
     def iter_blocks(self) -> Iterator[Float32Array]:
-        """Yield all elements in order, in pieces of at most `BLOCK`."""
+        """Yield all elements in order, in arrays of at most `BLOCK` elements."""
         kind, as_float32 = TYPES[self.type]
         size = math.prod(self.shape)
         mapped = np.memmap(self.path, kind, "r", self.start, (size,))
@@ -123,7 +124,7 @@ class StoredTensor:
 
 
 def tensor_file_paths(folder: Path) -> list[Path]:
-    """Return the files with a folder's tensors, and the index if there is one. Raises `UserError`."""
+    """Return the safetensors files of a folder, and the index file if there is one. Raises `UserError`."""
     if (folder / INDEX).is_file():
         shards = [folder / name for name in sorted(set(_index(folder).values()))]
         missing = [path for path in shards if not path.exists()]
@@ -229,7 +230,7 @@ def _counts(values: Any, length: int | None = None) -> list[int]:
 
 
 def write_safetensors(stream: BinaryIO, tensors: Iterable[tuple[str, Float32Array]]) -> None:
-    """Write the tensors as little-endian float32, in the order of their names."""
+    """Write a safetensors file with the tensors as little-endian float32, in the order of their names."""
     ordered = sorted(tensors, key=lambda item: item[0])
     header: dict[str, object] = {METADATA_KEY: WRITTEN_METADATA}
     offset = 0

@@ -1,7 +1,7 @@
 """GGUF, the format of llama.cpp (github.com/ggml-org/ggml, docs/gguf.md, version 3): a model with its tokenizer in one file.
 
-Its rotary positions turn pairs of neighbouring features of a head; ours turn features that are half a head apart. The rows of
-query and key are therefore reordered.
+Rotary positions of GGUF turn pairs of neighbouring features of a head. Our rotary positions turn pairs that are half a head
+apart. The rows of query and key are therefore reordered.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from training.replicated.tensor_layout import Float32Array
 from training.transformer import ModelSpec, ModelTensor, model_tensors
 
 MAGIC, VERSION, ALIGNMENT = b"GGUF", 3, 32
-ROWS_AT_ONCE: Final = 1 << 20  # elements that are converted at once
-UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9  # codes of types
+ROWS_AT_ONCE: Final = 1 << 20  # number of elements that are converted at once
+UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9  # GGUF's codes for types of values
 _PLAIN: Final = {UINT32: "<I", INT32: "<i", FLOAT32: "<f", BOOL: "<?"}
-NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of tokens: text, control, and text that is matched before words are split
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # GGUF's types of tokens: text, control, and text that is matched before words are split
 
-Field = tuple[int, Any]  # (code, value); the value of an array is (code of its elements, elements)
+Field = tuple[int, Any]  # a metadata value: (type code, value); the value of an array is (type code of its elements, elements)
 
 
 def gguf_name(name: str, tensor: ModelTensor) -> str:
-    """Return GGUF's name of one of our tensors. Raises `UserError` for a layer that its Llama does not have."""
+    """Return GGUF's name of one of our tensors. Raises `UserError` for a tensor that GGUF's Llama does not have."""
     theirs = tensor.parameter.gguf
     if not theirs:
         raise UserError(f"GGUF does not support the tensor {name!r}")
@@ -39,7 +39,8 @@ def gguf_name(name: str, tensor: ModelTensor) -> str:
 def gguf_metadata(model: ModelSpec, vocabulary: BpeVocabulary, name: str, stop: int | None, is_half: bool) -> dict[str, Field]:
     """Return the metadata of the file. `stop` is the token that ends a text, if any.
 
-    Without a named token llama.cpp uses token 11. If no token ends a text, this names the byte 0, which no text has.
+    Without a named token llama.cpp ends texts at token 11. Without `stop` the metadata therefore name the byte 0, which no text
+    has.
     """
     nothing = next(character for character, byte in byte_alphabet().items() if byte == 0)
     end = vocabulary.ids[nothing] if stop is None else stop
@@ -77,7 +78,7 @@ def gguf_metadata(model: ModelSpec, vocabulary: BpeVocabulary, name: str, stop: 
 def write_gguf(
     stream: BinaryIO, fields: Mapping[str, Field], model: ModelSpec, tensors: Sequence[tuple[str, Float32Array]], is_half: bool
 ) -> None:
-    """Write a file with `tensors` under our names, which must be tensors of the model. Raises `UserError`.
+    """Write a GGUF file. `tensors` are pairs of our name and values, and must be tensors of the model. Raises `UserError`.
 
     Matrices are float16 if `is_half`; norms are always float32.
     """
@@ -87,13 +88,13 @@ def write_gguf(
     offset = 0
     for name, values in tensors:
         theirs, dtype = gguf_name(name, known[name]), _dtype(values, is_half)
-        sizes = values.shape[::-1]  # The fastest dimension is first.
+        sizes = values.shape[::-1]  # In GGUF the fastest dimension is first.
         header += _string(theirs) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, int(dtype == np.float16), offset)
         offset += _padded(values.size * dtype.itemsize)
     stream.write(header.ljust(_padded(len(header)), b"\0"))
     for name, values in tensors:
         heads = known[name].parameter.rotary_heads
-        if heads:  # The rows of each head get the order 0, D/2, 1, D/2 + 1, …
+        if heads:  # The D rows of each head get the order 0, D/2, 1, D/2 + 1, …, as GGUF requires.
             values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
         flat, dtype = values.reshape(-1), _dtype(values, is_half)
         for start in range(0, len(flat), ROWS_AT_ONCE):

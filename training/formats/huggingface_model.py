@@ -1,10 +1,10 @@
 """Foreign models: a folder of transformers with a model in Llama's shape.
 
-`config.json` has the sizes, safetensors files have the tensors, and `tokenizer.json` has a byte-level BPE. Unsupported features
-are refused by name, and nothing is executed.
+`config.json` has the sizes, safetensors files have the tensors, and `tokenizer.json` has a byte-level BPE. An error names any
+unsupported feature, and no code of the folder is executed.
 
-Tensors and sizes have the names of Llama (Touvron 2023) in `transformers`. The tensors themselves are the same, bit for bit:
-rotary halves, RMSNorm, SwiGLU and grouped queries are those of Llama.
+Tensors and sizes have the names of Llama (Touvron 2023) in `transformers`. Our tensors are equal to those of Llama, bit for bit,
+since our models have the same rotary halves, RMSNorm, SwiGLU and grouped queries.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ CONFIG: Final = "config.json"
 GENERATION: Final = "generation_config.json"
 TOKENIZER: Final = "tokenizer.json"
 SUMS: Final = "SHA256SUMS"  # file of digests in the format of `sha256sum`
-JSON_BYTES_MAX: Final = 16 << 20  # bytes; a tokenizer of 65,536 tokens has four MB
+JSON_BYTES_MAX: Final = 16 << 20  # bytes of a JSON file: a tokenizer of 65,536 tokens has 4 MB
 SHAPE: Final = "LlamaForCausalLM"
-DERIVED: Final = re.compile(r"\.rotary_emb\.inv_freq$")  # derived tensor, which older files contain
+DERIVED: Final = re.compile(r"\.rotary_emb\.inv_freq$")  # name of a derived tensor that older files contain
 _SUM: Final = re.compile(r"([0-9a-f]{64})[ ][ *](.+)")
 
 # Features that our models lack. A configuration that sets one is refused with the name of the field.
@@ -60,7 +60,7 @@ _SIZES: Final = {
     "hidden": "intermediate_size",
 }
 ACTIVATION: Final = "silu"
-SCORE: Final = "score.weight"  # (1, width): the head that scores a text, in a model without other outputs
+SCORE: Final = "score.weight"  # tensor of shape (1, width) that computes the score of a text, in a model without other outputs
 # Defaults of `transformers` for fields that a configuration omits.
 _EPSILON, _ROPE_BASE = 1e-6, 10_000.0
 
@@ -71,7 +71,7 @@ class HuggingFaceModel:
     model: ModelSpec
     tokenizer: bytes | None  # JSON of the tokenizer; None: the tokens are bytes
     tensors: dict[str, StoredTensor]  # tensors by our names
-    stop: int | None  # the token that ends a text; None: no token is named
+    stop: int | None  # the token that ends a text; None: the folder names no such token
 
     def write_parameters(self, spec: JobSpec, file: BinaryIO) -> BlobHasher:
         """Write the parameters in layout order and return their hash. Raises `UserError` at the first non-finite number."""
@@ -91,9 +91,9 @@ def is_model_folder(path: Path) -> bool:
 
 
 def open_huggingface_model(folder: Path, as_bytes: bool = False) -> HuggingFaceModel:
-    """Read everything except the numbers. With `as_bytes` the tokens are bytes, and the tokenizer's file is ignored.
+    """Read a folder with a model, except the numbers of the tensors.
 
-    Raises `UserError`.
+    With `as_bytes` the tokens are bytes, and the tokenizer is ignored. Raises `UserError`.
     """
     config = _json(folder / CONFIG)
     if (kinds := config.get("architectures") or [SHAPE]) != [SHAPE]:
@@ -111,7 +111,7 @@ def open_huggingface_model(folder: Path, as_bytes: bool = False) -> HuggingFaceM
 
 
 def _stop(folder: Path, config: dict[str, Any], vocabulary: int) -> int | None:
-    """Return the first `eos_token_id` of either configuration."""
+    """Return the token that ends a text: the first valid `eos_token_id` of `generation_config.json`, else of `config.json`."""
     generation = _json(folder / GENERATION) if (folder / GENERATION).is_file() else {}
     for found in (generation, config):
         ids = found.get("eos_token_id")
@@ -136,7 +136,7 @@ def _tensors(folder: Path, model: ModelSpec) -> dict[str, StoredTensor]:
                 f"{stored.path}: tensor {theirs!r} has shape {list(stored.shape)}, but {CONFIG} requires {list(tensor.shape)}"
             )
         named[tensor.name] = stored
-    twin, embedding = found.pop(OUTPUT_MATRIX, None), named[EMBEDDING]  # Some programs write the tensor twice.
+    twin, embedding = found.pop(OUTPUT_MATRIX, None), named[EMBEDDING]  # Some programs also write the embedding as output matrix.
     if twin is not None and (
         twin.shape != embedding.shape or not all(map(np.array_equal, twin.iter_blocks(), embedding.iter_blocks()))
     ):
@@ -153,7 +153,7 @@ def _tensors(folder: Path, model: ModelSpec) -> dict[str, StoredTensor]:
 
 
 def llama_tensor_names(model: ModelSpec) -> dict[str, str]:
-    """Return Llama's names of our tensors, by ours. Raises `UserError` for a layer that a Llama does not have."""
+    """Return Llama's name for each of our tensors, by our name. Raises `UserError` for a layer that a Llama does not have."""
     return {name: _llama_name(name, tensor) for name, tensor in model_tensors(model).items()}
 
 
@@ -165,7 +165,10 @@ def _llama_name(name: str, tensor: ModelTensor) -> str:
 
 
 def llama_config(model: ModelSpec, stop: int | None) -> dict[str, Any]:
-    """Return `config.json`; `stop` ends a text. `transformers` before 5.0 has other names for rotary base and type."""
+    """Return the content of `config.json`. `stop` is the token that ends a text.
+
+    The rotary base and the number type are written under two names each: `transformers` before 5.0 reads other names.
+    """
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -190,7 +193,10 @@ def llama_config(model: ModelSpec, stop: int | None) -> dict[str, Any]:
 
 
 def model_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """Return the sizes of a `config.json`. Raises `UserError`, which names the first field that our models do not support."""
+    """Return the model specification for a `config.json`.
+
+    Raises `UserError`, which names the first field that our models do not support.
+    """
     if config.get("model_type") != "llama":
         raise UserError(f"model_type {config.get('model_type')!r} is not supported, only 'llama'")
     for name in _ABSENT:
@@ -245,9 +251,9 @@ def _number(config: Mapping[str, Any], name: str, usual: float) -> float:
 
 
 def _tokenizer(folder: Path, vocabulary: int, as_bytes: bool, stop: int | None) -> bytes | None:
-    """Return the tokenizer's JSON; None for bytes. Raises `UserError` for one that makes other tokens than ours would.
+    """Return the JSON of the folder's tokenizer for a job; None: the tokens are bytes.
 
-    A special token that ends a text stays special.
+    Raises `UserError` for an unsupported tokenizer. A special token that ends a text stays special.
     """
     path = folder / TOKENIZER
     if as_bytes or not path.is_file():
@@ -276,7 +282,10 @@ def _tokenizer(folder: Path, vocabulary: int, as_bytes: bool, stop: int | None) 
 
 
 def _blob(found: dict[str, Any], vocabulary: int, stop: int | None) -> bytes | None:
-    """Return the JSON that a job keeps; None: the tokens are bytes. Ids of the vocabulary without a token get special tokens."""
+    """Return the JSON of a tokenizer for a job; None: the tokens are bytes.
+
+    Unused ids of the vocabulary become special tokens.
+    """
     pairs = [tuple(pair.split(" ", 1)) if isinstance(pair, str) else tuple(pair) for pair in found["model"]["merges"]]
     vocab = dict(found["model"]["vocab"])
     added = [dict(token) for token in found.get("added_tokens") or []]
@@ -286,7 +295,7 @@ def _blob(found: dict[str, Any], vocabulary: int, stop: int | None) -> bytes | N
         named == byte_alphabet() or (stop == BYTES and end is not None and named == byte_alphabet() | {end: BYTES})
     ):
         return None
-    if end is not None:  # The token is special even if the file lists it as an ordinary token.
+    if end is not None:  # The token that ends a text becomes special, even if the file lists it as an ordinary token.
         added = [token for token in added if token["id"] != stop] + [added_token_json(end, named[end])]
     free = sorted(set(range(min(vocabulary, VOCABULARY_MAX))) - set(named.values()))
     padding = [added_token_json(_unused(number, named), number) for number in free]
@@ -301,7 +310,7 @@ def _blob(found: dict[str, Any], vocabulary: int, stop: int | None) -> bytes | N
 
 
 def _unused(number: int, named: Container[str]) -> str:
-    """Return a name for an id without a token, as in a vocabulary that was padded to a round size."""
+    """Return a name for an id that no token uses. A vocabulary that was padded to a round size has such ids."""
     name = f"[PAD{number}]"
     while name in named:
         name = f"[{name}]"
@@ -309,7 +318,7 @@ def _unused(number: int, named: Container[str]) -> str:
 
 
 def _other_tokenizer(found: Any) -> str | None:
-    """Return the part of a file that makes other tokens than `BpeTokenizer`; None if there is none."""
+    """Return the part of a tokenizer's file that `BpeTokenizer` does not support, as text for people; None if there is none."""
     model, after = found["model"], found.get("post_processor")
     if model.get("type", "BPE") != "BPE":
         return f"model {model.get('type')!r} is not a byte-level BPE"
@@ -330,7 +339,7 @@ def _other_tokenizer(found: Any) -> str | None:
 
 
 def _added_by(processor: Any) -> str | None:
-    """Return the tokens that a post-processor adds to a text; None if there are none. ByteLevel only changes offsets."""
+    """Return the tokens that a post-processor adds to a text, as text for an error; None if it adds none."""
     if processor is None or processor.get("type") == "ByteLevel":
         return None
     if processor.get("type") == "TemplateProcessing" and [list(part) for part in processor.get("single", ())] == [["Sequence"]]:
@@ -341,7 +350,7 @@ def _added_by(processor: Any) -> str | None:
     return f"{processor.get('type')} adds {', '.join(map(repr, names)) or 'tokens'}"
 
 
-# Digests that a folder may bring
+# Digests that a folder may contain
 
 
 def sha256_sums(folder: Path) -> str:
@@ -355,7 +364,7 @@ def _sum_of(path: Path) -> str:
 
 
 def _check_sums(folder: Path, paths: Iterable[Path]) -> None:
-    """Check every file that is read and has a known SHA-256: from `SHA256SUMS`, or recorded by a download. Raises `UserError`."""
+    """Check the SHA-256 of `paths` against `SHA256SUMS` or the record of a download, as far as known. Raises `UserError`."""
     listed = dict(_listed(folder / SUMS))
     for path in paths:
         wanted = listed.get(path.name) or _downloaded(path)
@@ -364,7 +373,7 @@ def _check_sums(folder: Path, paths: Iterable[Path]) -> None:
 
 
 def _listed(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (file, SHA-256)."""
+    """Yield the pairs (file name, SHA-256) in a file of `sha256sum`."""
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
     for line in lines:
         found = _SUM.fullmatch(line.strip())
@@ -374,9 +383,10 @@ def _listed(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _downloaded(path: Path) -> str | None:
-    """Return the SHA-256 that huggingface_hub recorded; None if there is none.
+    """Return the SHA-256 of a file that huggingface_hub recorded at the download; None if there is none.
 
-    In its cache it is the name of a large file. A download into a folder stores it in a metadata file.
+    In the cache of huggingface_hub, the SHA-256 is the name of a large file. A download into a folder stores it in a metadata
+    file.
     """
     beside = path.parent / ".cache" / "huggingface" / "download" / f"{path.name}.metadata"
     lines = beside.read_text(errors="replace").splitlines() if beside.is_file() else []

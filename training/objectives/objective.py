@@ -13,13 +13,13 @@ from ledger.jobs import ModelReference
 from protocol.codec import Digest
 from training.transformer import ModelSpec
 
-if TYPE_CHECKING:  # Voters read the rules of an objective, and need no numpy for them.
+if TYPE_CHECKING:  # numpy is imported only for types, since voters check the rules of an objective without it.
     import numpy as np
     import numpy.typing as npt
 
     from training.data.token_sequences import TokenizedText
 
-STEERING_BYTES_MAX: Final = 64  # bytes of one or two numbers
+STEERING_BYTES_MAX: Final = 64  # bytes of a controller state: one or two numbers
 NATS = "nats/token"
 Shape = tuple[int, ...]
 
@@ -60,19 +60,19 @@ class JobSpecProtocol(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RejectionReason:
-    """A reason to reject a proposal, beside the reasons that all jobs have (`protocol.verdicts`)."""
+    """An objective's own reason to reject a proposal, beside the reasons that all jobs have (`protocol.verdicts`)."""
 
     label: str
-    meaning: str  # explanation for people, shown after the label
+    meaning: str  # explanation for people, which follows the label
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """The objective's own record in a proposal. The inner steps of its round depend on it."""
+    """The objective's own record in a proposal, with its blobs and derived data. The inner steps of the round depend on it."""
 
-    record: Any  # record of the type `Objective.declaration_type`
-    files: Mapping[bytes, Path]  # blobs of `Objective.declared_blobs` by digest
-    steering: bytes = b""  # controller state in the round's model, see `Objective.next_controller_state`
+    record: Any  # object of the type `Objective.declaration_type`
+    files: Mapping[bytes, Path]  # files with the blobs of `Objective.declared_blobs`, by digest
+    steering: bytes = b""  # controller state in the round's model (`Objective.next_controller_state`)
     # Data that the engine derives from the record and the round's model before the first step:
     # `DeclaringEngine.derive_step_data`.
     step_data: Any = None
@@ -80,7 +80,7 @@ class Declaration:
 
 @dataclass(frozen=True, slots=True)
 class InnerStep:
-    """One inner step of one trainer's round."""
+    """The identity of one inner step: job, round, trainer and number of the step."""
 
     job: bytes
     round: int
@@ -93,46 +93,53 @@ class InnerStep:
 
 
 class Objective:
-    """An objective: checks, tensors, steps and rejection reasons. All peers of a network must compute the same ones for a job.
+    """An objective: checks, tensors, steps and rejection reasons. All peers of a network must get the same results for a job.
 
-    An objective without training has `deterministic_update`, which every voter computes. All others define the examples of a
-    step; by default these are sequences of a text. Each engine that can train an objective registers its loss
+    An objective without training has `deterministic_update`, which every voter computes. All other objectives define the examples
+    of a step; by default these are sequences of a text. Each engine that can train an objective registers its loss
     (`training.engine_implementations`).
     """
 
     name: ClassVar[str]
-    description: ClassVar[str]  # one line for people
-    # A network trains for this objective if it runs this module in this version or a later one, so that all its voters know it.
+    description: ClassVar[str]  # description of the objective for people, in one line
+    # Module of the ledger, and its least version, that a network must run to train for this objective: all voters then know the
+    # objective.
     module: ClassVar[str] = "jobs"
     version: ClassVar[int] = 1
-    settings_type: ClassVar[type | None] = None  # record type of the settings that only such jobs have
-    needs_worker: ClassVar[bool] = True  # Only members with a worker train and re-execute, and the model can be exported.
-    role: ClassVar[str] = TRAINER  # role of those members in the ledger
-    reads_text: ClassVar[bool] = True  # The job names a text, or each trainer has its own text.
-    makes_text: ClassVar[bool] = True  # The model can generate text for people.
-    score_head: ClassVar[str] = ""  # the tensor that computes a score of a text; empty: the model has no scores
-    start_command: ClassVar[str] = "train"  # command that starts such a job
-    # `module:function` that reads a job's data from its file, with the signature of this default. Only the worker imports it.
+    settings_type: ClassVar[type | None] = None  # type of the settings that only jobs with this objective have
+    # True: only members with a worker can train and re-execute, and the model can be exported.
+    needs_worker: ClassVar[bool] = True
+    role: ClassVar[str] = TRAINER  # role in the ledger of the members that train for this objective
+    reads_text: ClassVar[bool] = True  # True: the job names a text, or each trainer has its own text.
+    makes_text: ClassVar[bool] = True  # True: the model can generate text for people.
+    score_head: ClassVar[str] = ""  # name of the tensor that computes the score of a text; empty: the model computes no score
+    start_command: ClassVar[str] = "train"  # command that starts a job with this objective
+    # `module:function` of a function that reads a job's data from its file. It has the signature of `open_tokens`, and only the
+    # worker imports it.
     data_reader: ClassVar[str] = "training.corpus:open_tokens"
-    # `module:function` that describes the origin of a job's data for people. Arguments: the modules' states, the data's digest.
+    # `module:function` of a function that describes the origin of a job's data for people. Its arguments are the states of the
+    # ledger's modules and the digest of the data.
     data_origin: ClassVar[str] = ""
-    # `module:function` that builds a job from a file with prompts and responses (`training.api.job_builder.build_example_job`).
-    # Empty: this objective has no such jobs.
+    # `module:function` of a function that builds a job from a file with prompts and responses
+    # (`training.api.job_builder.build_example_job`). Empty: this objective has no such jobs.
     example_job_builder: ClassVar[str] = ""
-    # `module:function` with the arguments of `data_origin`. It returns true if exports contain the data. Empty: none does.
+    # `module:function` of a function with the arguments of `data_origin`. It returns true if an export of the model contains the
+    # data. Empty: no export does.
     data_exported: ClassVar[str] = ""
-    main_metric: ClassVar[str] = "held_out_bits_per_byte"  # the metric that is shown first
+    main_metric: ClassVar[str] = "held_out_bits_per_byte"  # name of the metric that people see first
     # Type of the objective's own record in a proposal. The engine makes it before the steps, and auditors check it.
     declaration_type: ClassVar[type | None] = None
     loss_unit: ClassVar[str] = NATS  # unit of the loss, for people
-    refers_to_first: ClassVar[bool] = False  # The engine gets the parameters of the job's first round.
-    starts_from_parameters: ClassVar[bool] = False  # A job may start from a foreign model, which has all its tensors.
-    # Objectives of finished jobs that `required_model` may name.
+    refers_to_first: ClassVar[bool] = False  # True: the engine gets the parameters of the job's first round, too.
+    # True: a job may start from a foreign model, which has all tensors that the objective needs.
+    starts_from_parameters: ClassVar[bool] = False
+    # Names of the objectives that a job named by `required_model` may have.
     required_objectives: ClassVar[Sequence[str]] = ()
-    rejection_reasons: ClassVar[tuple[RejectionReason, ...]] = ()  # at most `protocol.verdicts.OBJECTIVE_CODES_MAX` reasons
+    # The objective's own reasons, at most `protocol.verdicts.OBJECTIVE_CODES_MAX`.
+    rejection_reasons: ClassVar[tuple[RejectionReason, ...]] = ()
 
     def metric_rows(self, metrics: Mapping[str, float], missing: str) -> Iterator[tuple[str, str]]:
-        """Yield names and texts of the metrics for a model card. `missing` replaces metrics that were not measured."""
+        """Yield (name, text) of the metrics for a model card. `missing` is the text for metrics that were not measured."""
         held_out = [
             f"{name.removeprefix('held_out_').replace('_', ' ')} {value:.4g}"
             for name, value in sorted(metrics.items())
@@ -142,13 +149,13 @@ class Objective:
 
     @property
     def reason_labels(self) -> tuple[str, ...]:
-        """Labels of the objective's own reasons, in the order of their codes."""
+        """Labels of the objective's own rejection reasons, in the order of their codes."""
         return tuple(reason.label for reason in self.rejection_reasons)
 
     def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
-        """Return why the job is invalid, with the name of the value; None if it is valid.
+        """Return why the job is invalid, with the name of the invalid field; None if it is valid.
 
-        `settings` is the objective's own record, or None.
+        `settings` are the objective's own settings, or None.
         """
         return None
 
@@ -161,11 +168,11 @@ class Objective:
         return False
 
     def required_model(self, job: JobSpecProtocol) -> ModelReference | None:
-        """Return the model of another finished job that trainers and auditors read; None if there is none."""
+        """Return a reference to the model of another finished job that trainers and auditors need; None if they need none."""
         return None
 
     def required_files(self, job: JobSpecProtocol) -> Mapping[bytes, int]:
-        """Return digest → most bytes of each further blob that trainers and auditors read."""
+        """Return the digests of further blobs that trainers and auditors need, each with its most bytes."""
         return {}
 
     def stop_token(self, job: JobSpecProtocol) -> int | None:
@@ -177,7 +184,7 @@ class Objective:
         return False
 
     def withholds_output(self, job: JobSpecProtocol, files: Mapping[bytes, Path], prompt: bytes, text: bytes) -> bool:
-        """Return true if people must not see this answer to a prompt. `files` are those of `required_files`."""
+        """Return true if people must not see this answer to a prompt. `files` are the files of `required_files`, by digest."""
         return False
 
     def declaration_problem(self, job: JobSpecProtocol, record: Any) -> str | None:
@@ -185,11 +192,17 @@ class Objective:
         return None
 
     def declared_blobs(self, job: JobSpecProtocol, record: Any) -> Mapping[bytes, int]:
-        """Return digest → most bytes of each blob that the record names. Peers that re-execute the proposal fetch them."""
+        """Return the digests of the blobs that the record names, each with its most bytes.
+
+        Peers that re-execute the proposal fetch these blobs.
+        """
         return {}
 
     def declared_bytes_max(self, job: JobSpecProtocol) -> int:
-        """Return the most bytes of all blobs that a record may name. Auditors fetch them, and the trainer keeps them."""
+        """Return the largest sum of the bytes of all blobs that a record may name.
+
+        Auditors fetch these blobs, and the trainer keeps them.
+        """
         return 0
 
     def next_controller_state(self, job: JobSpecProtocol, before: bytes, accepted: Sequence[Any]) -> bytes:
@@ -204,8 +217,8 @@ class Objective:
     ) -> npt.NDArray[np.int64]:
         """Return the numbers of the `count` examples of a step. For text these are the offsets of sequences.
 
-        They depend only on these arguments, since auditors must find the same ones and no trainer may choose them. `declaration`
-        is the trainer's, where the objective has declarations.
+        The examples depend only on the arguments, since auditors must get the same examples and no trainer may choose them.
+        `declaration` is the trainer's declaration, if the objective has declarations.
         """
         from training.data.token_sequences import batch_offsets
 
@@ -219,11 +232,11 @@ class Objective:
     def batch_arrays(
         self, job: JobSpecProtocol, drawn: npt.NDArray[np.int64], data: TokenizedText, declaration: Declaration | None = None
     ) -> tuple[npt.NDArray[Any], ...]:
-        """Return the arrays that the loss takes after the model. Each array has one row for each number in `drawn`."""
+        """Return the arrays that the loss function takes after the model. Each array has one row for each example in `drawn`."""
         from training.data.token_sequences import sequence_batch
 
         return sequence_batch(data.train, drawn, job.model.context)
 
     def deterministic_update(self, job: bytes, round: int, trainer: bytes, size: int) -> npt.NDArray[np.float32]:
-        """Return Δ of one trainer in one round. It is exact on any machine."""
+        """Return the Δ of one trainer in one round, for an objective without training. The result is exact on any machine."""
         raise NotImplementedError

@@ -1,6 +1,6 @@
-"""Registry of the objectives, by name. This package has two: text, and updates that can be computed from a hash.
+"""Registry of the objectives, by name. This package has two objectives: text, and updates that can be computed from a hash.
 
-Features add theirs when the program starts (`peer.features.register_features`).
+Features add objectives at the program's start (`peer.features.register_features`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-SIZE = 4096  # parameters of the scratch objective
+SIZE = 4096  # number of parameters of the scratch objective
 
 
 class LanguageObjective(Objective):
@@ -52,7 +52,7 @@ class ScratchObjective(Objective):
         return [("scratch", (SIZE,))]
 
     def deterministic_update(self, job: bytes, round: int, trainer: bytes, size: int) -> npt.NDArray[np.float32]:
-        """Return multiples of 1/256 in −1/2..1/2."""
+        """Return a vector of multiples of 1/256 from −1/2 to 1/2."""
         import numpy as np
 
         from training import random_stream
@@ -81,7 +81,7 @@ def find_objective(name: str) -> Objective | None:
 
 
 def rejection_meanings() -> dict[str, str]:
-    """Return all labels of rejections with their meanings for people."""
+    """Return the meaning for people of every rejection label."""
     return VERDICT_MEANINGS | {reason.label: reason.meaning for kind in _known.values() for reason in kind.rejection_reasons}
 
 

@@ -1,6 +1,7 @@
-"""The state of an inner optimizer between two steps: the number of steps, and its moments as one float32 vector. numpy only.
+"""The state of an inner optimizer between two steps: the number of steps, and its moments as one float32 vector.
 
-On disk and under a digest, the number of steps (unsigned, 8 bytes) precedes the moments, all little-endian.
+This module uses only numpy. In files, the number of steps (unsigned, 8 bytes) precedes the moments, all little-endian. The digest
+of a state is that of its file.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ NEWTON_SCHULZ_STEPS = 5
 # Summand of the norm of a matrix's direction. With 1e-7, a gradient of mere rounding errors, as on text without variety, would
 # become as long as any other (decision 42).
 MUON_EPSILON = 1e-3
-# Bound for a matrix with a norm of about 1. Products of smaller elements could be subnormal, and take twenty times as long.
+# Least size of elements in a matrix with a norm of about 1: smaller elements become zero. Their products could be subnormal
+# numbers, which take twenty times as long.
 MUON_LEAST = 2.0**-60
-RELATIVE_ERROR_MAX = 1e9  # error that is reported for all larger ones, and for NaN
+RELATIVE_ERROR_MAX = 1e9  # largest relative error in a report, which stands for all larger errors and for NaN
 _STEPS = struct.Struct("<Q")
 _NOTHING = np.float32(0)
 
@@ -40,7 +42,7 @@ _NOTHING = np.float32(0)
 @dataclass(frozen=True, slots=True, eq=False)
 class InnerState:
     steps: int
-    moments: Float32Array  # the slots one after another (`moment_slots`)
+    moments: Float32Array  # all moments, one after another, in the order of `moment_slots`
 
     @classmethod
     def fresh(cls, spec: JobSpec) -> InnerState:
@@ -62,7 +64,7 @@ class InnerState:
         return cls(steps, moments)
 
     def iter_bytes(self) -> Iterator[bytes | memoryview]:
-        """Yield its bytes, without a copy of the moments."""
+        """Yield the bytes of the state, without a copy of the moments."""
         yield _STEPS.pack(self.steps)
         yield float32_bytes(self.moments)
 
@@ -70,7 +72,10 @@ class InnerState:
         return hash_pieces(self.iter_bytes()).digest()
 
     def write(self, path: Path) -> bytes:
-        """Write the state and return its digest. The daemon makes the file durable, and the part list beside it, if any."""
+        """Write the state and return its digest.
+
+        The daemon makes the file durable, and the list of its parts in a file beside it, if any.
+        """
         with path.open("wb") as stream:
             stream.writelines(self.iter_bytes())
         hasher = hash_pieces(self.iter_bytes())
@@ -83,16 +88,17 @@ def inner_bytes(spec: JobSpec) -> int:
 
 
 def inner_size(spec: JobSpec) -> int:
-    """Return the number of float32 moments."""
+    """Return the number of float32 moments in an inner state."""
     return max(part.stop for part in moment_slots(spec).values())
 
 
-OnState = Callable[[Float32Array, InnerState], None]  # a function of parameters and state, which the next step may change
+# A function of parameters and inner state; the next step may change both arrays.
+OnState = Callable[[Float32Array, InnerState], None]
 
 
 @functools.lru_cache(maxsize=8)
 def moment_slots(spec: JobSpec) -> dict[str, slice]:
-    """Return the range of each moment, by name.
+    """Return the range of each moment in `InnerState.moments`, by name.
 
     AdamW has two moments for every parameter. Muon has one for every parameter, and second moments only for the tensors that it
     leaves to AdamW, in layout order. The first moments of these tensors are in the slot of the momentum.
@@ -108,7 +114,7 @@ def update_directions(inner: InnerState, spec: JobSpec) -> Float32Array:
     """Return the change of each parameter by the moments alone, at rate 1 and without decay: shape (parameters,).
 
     AdamW divides the first moments by the roots of the second ones, and Muon makes momentum orthogonal. A small error in a moment
-    can therefore be a large error of this change, which moves the parameters. The number of steps is at least 1.
+    can therefore be a large error in a step. The number of steps is at least 1.
     """
     layout = layout_of(spec)
     first, second = (inner.moments[part] for part in moment_slots(spec).values())
@@ -146,7 +152,7 @@ def _flushed(matrix: Float32Array) -> Float32Array:
 
 
 def hidden_matrices(layout: TensorLayout) -> list[TensorInfo]:
-    """Return the tensors for Muon: all matrices except the embedding and the output layer."""
+    """Return the tensors that Muon updates: all matrices except the embedding and the output layer."""
     return [tensor for tensor in layout.tensors if _is_hidden_matrix(tensor)]
 
 
@@ -162,9 +168,9 @@ def _is_hidden_matrix(tensor: TensorInfo) -> bool:
 
 
 def inner_error(committed: InnerState, replayed: InnerState, spec: JobSpec) -> float:
-    """Return the largest relative error of the first moments, the roots of the second ones, and the directions.
+    """Return the largest relative error of a committed state: of first moments, roots of second moments, or directions.
 
-    A relative error is ‖committed − replayed‖ / ‖replayed‖.
+    The relative error of a vector is ‖committed − replayed‖ / ‖replayed‖.
     """
     if committed.steps != replayed.steps:
         return RELATIVE_ERROR_MAX
@@ -176,8 +182,9 @@ def inner_error(committed: InnerState, replayed: InnerState, spec: JobSpec) -> f
 
 
 def _moments(inner: InnerState, spec: JobSpec) -> list[Float32Array]:
-    """Return the moments, with roots of second ones: a norm of squares would only reflect the largest."""
-    with np.errstate(all="ignore"):  # Moments of a liar may be negative. Their roots are NaN, which counts as far away.
+    """Return the moments, but the roots of second moments: a norm of squares would only reflect the largest."""
+    # Second moments of a liar may be negative. Their roots are NaN, which counts as the largest error.
+    with np.errstate(all="ignore"):
         return [
             np.sqrt(inner.moments[part]) if name == "second" else inner.moments[part] for name, part in moment_slots(spec).items()
         ]
@@ -186,16 +193,17 @@ def _moments(inner: InnerState, spec: JobSpec) -> list[Float32Array]:
 def l2_distance(a: Float32Array, b: Float32Array | np.float32) -> float:
     """Return ‖a − b‖, in float64 and block by block."""
     total = 0.0
-    with np.errstate(all="ignore"):  # Values of a liar may overflow, which counts as far away.
+    with np.errstate(all="ignore"):  # Values of a liar may overflow, which counts as the largest error.
         for start in range(0, len(a), BLOCK):
             part = slice(start, start + BLOCK)
             difference = a[part].astype(np.float64) - (b[part] if isinstance(b, np.ndarray) else b)
-            total += float(np.einsum("i,i", difference, difference))  # With `dot`, OpenBLAS would wake threads.
+            # `einsum` instead of `dot`, with which OpenBLAS would wake threads.
+            total += float(np.einsum("i,i", difference, difference))
     return math.sqrt(total) if total >= 0 else math.inf
 
 
 def relative_error(error: float, norm: float) -> float:
-    """Return error / norm, bounded so that it can be reported. It is 0 if both are 0."""
+    """Return error / norm, at most `RELATIVE_ERROR_MAX`. It is 0 if error and norm are 0."""
     if error == 0:
         return 0.0
     relative = error / norm if norm else math.inf

@@ -1,6 +1,6 @@
-"""Proposals from updates, and verdicts by replays: numpy only.
+"""Computation of a trainer's proposal from its update, and of a verdict by a replay: numpy only.
 
-The worker computes updates with torch. For scratch jobs the daemon computes them itself, with `known_update`.
+The worker computes updates with torch. For scratch jobs the daemon itself computes updates, with `known_update`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from training.replicated.tensor_layout import Float32Array, layout_of
 from training.worker_protocol import AuditReply, AuditRequest, DeclarationFiles, ProposeReply, ProposeRequest
 
 log = logging.getLogger("peer")
-OnProgress = Callable[[], None]  # a function that is called after every piece of work, and raises to stop the work
+OnProgress = Callable[[], None]  # a function that is called after every piece of work; it raises an exception to stop the work
 
 
 class ComputeUpdate(Protocol):
@@ -46,11 +46,14 @@ class ComputeUpdate(Protocol):
         taken: int,
         declaration: Declaration | None = None,
     ) -> tuple[Float32Array, Sequence[float]]:
-        """Return Δ and the loss of each inner step. `inner` None is a fresh state. `on_state`, if any, receives each state."""
+        """Return Δ and the loss of each inner step. `inner` is the first inner state; None: a fresh one.
+
+        `on_state`, if any, receives the state after each step.
+        """
 
 
 class Declarer(Protocol):
-    """The part of an engine for objectives that have declarations."""
+    """An object, usually an engine, that makes and checks declarations of an objective."""
 
     def make_declaration(
         self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress = ...
@@ -68,7 +71,7 @@ class Declarer(Protocol):
     ) -> RejectionReason | None:
         """Return the objective's own reason to reject the declaration; None if it is valid.
 
-        Malformed blobs raise `RemoteProtocolError`: an audit must end with a verdict.
+        Raises `RemoteProtocolError` for malformed blobs, so that an audit ends with a verdict.
         """
 
     def derive_step_data(
@@ -80,27 +83,32 @@ class Declarer(Protocol):
         declaration: Declaration,
         on_step: OnProgress = ...,
     ) -> Declaration:
-        """Return a valid declaration with the data that the steps derive from it and from the round's model, `parameters`."""
+        """Return a valid declaration with the data for the steps.
+
+        They follow from the declaration and the round's model, `parameters`.
+        """
 
 
 def make_proposal(
     request: ProposeRequest, update: ComputeUpdate, declarer: Declarer | None = None, on_step: OnProgress = lambda: None
 ) -> ProposeReply:
-    """Compute an update, add the error feedback or the momentum, and write the payload and the data that it commits to.
+    """Compute an update and add the error feedback or the momentum. Write the payload, and the data that the proposal commits to.
 
-    If the trainer's own buffer or inner state is damaged, it starts from a fresh one, which is always allowed.
+    If the trainer's buffer or inner state is damaged, the trainer starts from a fresh one, which is always allowed.
     """
     started = time.perf_counter()
     model = _open(request)
     (e, feedback_from), (inner, inner_from) = _own_feedback(request, model), _own_inner(request, model)
-    last, place = deque[InnerState](maxlen=1), (request.job, request.round, request.trainer)  # inner state after the last step
+    # `last` gets the inner state after the last step.
+    last, place = deque[InnerState](maxlen=1), (request.job, request.round, request.trainer)
     take = (lambda parameters, inner: last.append(inner)) if request.inner_out else None
     declaration = _own_declaration(request, model, declarer, on_step)
     delta, losses = update(model.parameters, *place, inner, take, taken=model.rounds_in_model, declaration=declaration)
     m = error_feedback.accumulate_feedback(e, delta, model.spec.feedback_decay, model.spec.update_weight)
     try:
         buffer, payload = _encoded(m, request.trainer, model)
-    except LocalProtocolError:  # The model diverged. Without proposals the round would never close.
+    # The model diverged. A proposal is made nevertheless, since the round would never close without proposals.
+    except LocalProtocolError:
         buffer, payload = _encoded(error_feedback.clip_to_encodable(m), request.trainer, model)
         if not model.is_too_large(request.trainer, payload):
             raise
@@ -123,7 +131,10 @@ def make_proposal(
 
 
 def _encoded(m: Float32Array, trainer: bytes, model: ReplicatedModel) -> tuple[codec.QuantizedUpdate | None, bytes]:
-    """Return the buffer of `m`, if the job has buffers, and the payload. Raises `LocalProtocolError` if m has no encoding."""
+    """Return the buffer of `m` (None in a job without buffers) and the payload of `m`.
+
+    Raises `LocalProtocolError` if m has no encoding.
+    """
     buffer = error_feedback.make_buffer(m, model.header(trainer), model.spec)
     return buffer, model.encode_payload(trainer, m if buffer is None else buffer.dequantize())
 
@@ -131,7 +142,7 @@ def _encoded(m: Float32Array, trainer: bytes, model: ReplicatedModel) -> tuple[c
 def audit_proposal(
     request: AuditRequest, update: ComputeUpdate, declarer: Declarer | None = None, on_step: OnProgress = lambda: None
 ) -> AuditReply:
-    """Check the declaration, re-execute the update with it, and judge payload, buffer and inner state."""
+    """Check a proposal's declaration, re-execute its update, and return the verdict on payload, buffer and inner state."""
     started = time.perf_counter()
     verdict, error, loss = _judge(request, _open(request), update, declarer, on_step)
     return AuditReply(verdict, error, time.perf_counter() - started, loss)
@@ -140,7 +151,7 @@ def audit_proposal(
 def _judge(
     request: AuditRequest, model: ReplicatedModel, update: ComputeUpdate, declarer: Declarer | None, on_step: OnProgress
 ) -> tuple[Verdict, float, int | None]:
-    """Return the verdict, the relative error, and the loss that a report on the round seals."""
+    """Return the verdict, the relative error, and the last inner step's loss in millionths (None: no replay)."""
     spec, last, place = model.spec, deque[InnerState](maxlen=1), (request.job, request.round, request.trainer)
     try:
         buffer, e = error_feedback.read_buffer(Path(request.buffer), spec) if request.buffer else None, _feedback(request, model)
@@ -152,7 +163,7 @@ def _judge(
             if declarer is None:
                 raise LocalProtocolError("the objective has declarations, but the engine does not check them")
             refutation = declarer.why_declaration_refused(model.parameters, *place, declaration, on_step)
-    except RemoteProtocolError:  # Its buffer, its previous state or its declaration is malformed.
+    except RemoteProtocolError:  # The trainer's buffer, its previous inner state or its declaration is malformed.
         return Verdict.REPLAY, RELATIVE_ERROR_MAX, None
     if refutation is not None:
         number = spec.resolved_objective.rejection_reasons.index(refutation)
@@ -175,7 +186,7 @@ def compare_update(
     e: Float32Array,
     buffer: codec.QuantizedUpdate | None,
 ) -> tuple[Verdict, float]:
-    """Return the verdict on a proposal by the re-executed Δ, and its relative error."""
+    """Return the verdict on a proposal, given the re-executed Δ, and the relative error of the proposal."""
     spec, header, held = model.spec, model.header(trainer), model.estimate_vector(trainer)
     of_update = spec.feedback_decay, spec.update_weight
     distance, norm = error_feedback.replay_deviation(payload, buffer, e, delta, header, model.layout, *of_update, held)
@@ -183,7 +194,7 @@ def compare_update(
 
 
 def known_update(spec: JobSpec) -> ComputeUpdate:
-    """Return the updates of an objective without training."""
+    """Return a function that computes the updates of an objective without training."""
     size, kind = layout_of(spec).size, spec.resolved_objective
     return lambda parameters, job, round, trainer, inner, on_state, *, taken, declaration=None: (
         kind.deterministic_update(job, round, trainer, size),
@@ -219,7 +230,7 @@ def _derived(
     declarer: Declarer | None,
     on_step: OnProgress,
 ) -> Declaration | None:
-    """Return the declaration with the data for the steps."""
+    """Return the declaration with the data for the steps, if the objective has declarations."""
     if declaration is None or declarer is None:
         return declaration
     steered = replace(declaration, steering=model.state.steering)
@@ -227,7 +238,10 @@ def _derived(
 
 
 def _read_declaration(declared: DeclarationFiles, spec: JobSpec) -> Declaration | None:
-    """Return a declaration; None if the objective has none. Raises `RemoteProtocolError` if it is invalid."""
+    """Return the declaration in these files; None if the objective has no declarations.
+
+    Raises `RemoteProtocolError` if it is invalid.
+    """
     record = spec.decode_declaration(declared.encoded)
     return None if record is None else Declaration(record, {digest: Path(file) for digest, file in declared.files.items()})
 
@@ -236,7 +250,7 @@ def _read_declaration(declared: DeclarationFiles, spec: JobSpec) -> Declaration 
 
 
 def _own_feedback(request: ProposeRequest, model: ReplicatedModel) -> tuple[Float32Array, bytes | None]:
-    """Return e, and the digest of the buffer that it comes from."""
+    """Return the trainer's error feedback e, and the digest of the buffer that e is derived from (None: e is zero)."""
     try:
         e = _feedback(request, model)
     except (LocalProtocolError, RemoteProtocolError, OSError) as error:
@@ -246,7 +260,7 @@ def _own_feedback(request: ProposeRequest, model: ReplicatedModel) -> tuple[Floa
 
 
 def _own_inner(request: ProposeRequest, model: ReplicatedModel) -> tuple[InnerState | None, bytes | None]:
-    """Return the first inner state and its digest; both are None for a fresh state."""
+    """Return the inner state from which the trainer's steps start, and its digest. Both results are None for a fresh state."""
     if request.previous_inner is None:
         return None, None
     digest = model.records[request.trainer].inner
@@ -269,7 +283,7 @@ def _open(request: ProposeRequest | AuditRequest) -> ReplicatedModel:
 
 
 def _feedback(request: ProposeRequest | AuditRequest, model: ReplicatedModel) -> Float32Array:
-    """Return the e that the trainer continues from; zero if the request names no previous buffer.
+    """Return the error feedback e that the trainer continues from; zero if the request names no previous buffer.
 
     Raises `RemoteProtocolError` for a malformed buffer: a proposal may be accepted before anybody reads its buffer.
     """

@@ -1,15 +1,16 @@
 """Committed error feedback (EF: Seide 2014, Karimireddy 2019): a later payload makes up for the error of an earlier one.
 
-A trainer commits to levels of m = decay·e + Δ by their digest. Every peer with levels and payload can derive the next e, and an
-auditor can check that a payload follows from the re-executed update.
+A trainer commits to levels of m = decay·e + Δ by their digest. Every peer with the levels and the payload can derive e, the error
+feedback of the next round. An auditor can check that a payload follows from the re-executed update.
 
 These levels are the trainer's buffer: m, or the momentum in a job with estimates. Its format is a payload of eight bits with the
 header of the trainer's own payload. Trainers and auditors continue from the decoded vector. Rounding errors are lost.
 
-Estimates instead of messages (EF21: Richtárik 2021, arXiv:2106.05203; with liars: Rammal 2024, arXiv:2310.09804):
+Jobs with estimates aggregate estimates instead of payloads (EF21: Richtárik 2021, arXiv:2106.05203; with liars: Rammal 2024,
+arXiv:2310.09804):
 
-Every voter keeps an estimate g of each trainer's momentum v. A payload is the compressed difference v − g. Every voter adds it to
-g, and the rule aggregates the estimates:
+Every voter keeps an estimate g of each trainer's momentum v. A payload is the compressed difference v − g. Every voter adds the
+payload to g, and the rule aggregates the estimates:
 
     payload = codec(v − g)        g' = code8(g + decoded payload)
 
@@ -38,31 +39,33 @@ from training.replicated.codec import quantization, quantization_cells
 from training.replicated.codec.payload import HEADER_BYTES, pack_header, quantize_into
 from training.replicated.tensor_layout import Float32Array, TensorBlock, TensorLayout, layout_of
 
-# A deviation shows only where an element crosses the edge of a level. A random deviation by a share x of the norm has a distance
-# of about x^1.5, and no deviation has more than x.
+# Factor of a payload's distance in a job without buffers. A deviation is visible only where an element crosses the edge of a
+# level. A random deviation by a fraction x of the norm has a distance of about x^1.5, and no deviation has a distance above x.
 EDGES: Final = 10
 ESTIMATE_BITS: Final = 8  # bits of each level in buffers and estimates
-CLIPPED_MAX: Final = float(1 << 30)  # largest element: payloads have scales below 2^32, and a difference needs one bit of them
-WHOLE_MAX: Final = 1 << 22  # elements of a sum that is kept in memory (16 MiB); blocks of a longer one are computed three times
-HALVINGS_MAX: Final = 64  # halvings after which nothing is left of e; bound of the count in the replicated state
+# Largest element that can be encoded: payloads have scales below 2^32, and a difference needs one bit more than an element.
+CLIPPED_MAX: Final = float(1 << 30)
+# Most elements of a sum that is in memory as a whole (16 MiB): the blocks of a longer sum are computed three times.
+WHOLE_MAX: Final = 1 << 22
+HALVINGS_MAX: Final = 64  # most halvings in a record: after these nothing is left of e
 
 Allocate = Callable[[int], quantization.Bytes]  # a function that returns an array of this many bytes, with undefined content
 
 
 @dataclass(frozen=True, slots=True)
 class FeedbackRecord:
-    """A trainer's last accepted proposal, which determines its next e."""
+    """A record of a trainer's last accepted proposal, which determines the trainer's next error feedback e."""
 
-    buffer: Digest | None  # digest of the levels of m; None in a job without buffers
+    buffer: Digest | None  # digest of the trainer's buffer; None in a job without buffers
     payload: Digest
     round: Count
-    took_step: bool  # True if that round took a step. Otherwise nothing of m was applied.
-    halvings: Annotated[int, Between(0, HALVINGS_MAX)]  # number of norm rejections since that round
-    inner: Digest | None = None  # digest of the inner optimizer's state after the proposal, where the job keeps that
+    took_step: bool  # True if the proposal's round took a step. Without a step nothing of m was applied.
+    halvings: Annotated[int, Between(0, HALVINGS_MAX)]  # number of NORM rejections since the proposal's round
+    inner: Digest | None = None  # digest of the inner state after the proposal, in a job that keeps inner states
 
 
 def buffer_bytes(spec: JobSpec) -> int:
-    """Return the bytes of every buffer; 0 in a job without buffers."""
+    """Return the number of bytes of each buffer; 0 in a job without buffers."""
     return codec.payload_bytes(layout_of(spec), ESTIMATE_BITS) if spec.commits_to_buffer else 0
 
 
@@ -77,11 +80,11 @@ def read_buffer(path: Path, spec: JobSpec) -> codec.QuantizedUpdate:
     """Read a committed buffer. Raises `RemoteProtocolError` if the file is not a buffer of this job."""
     if path.stat().st_size != buffer_bytes(spec):
         raise RemoteProtocolError("bad-buffer", f"the buffer has {path.stat().st_size} bytes, expected {buffer_bytes(spec)}")
-    return codec.read_payload(path.read_bytes(), layout_of(spec))  # The size excludes levels of fewer bits.
+    return codec.read_payload(path.read_bytes(), layout_of(spec))  # This size is only possible with levels of eight bits.
 
 
 def buffer_digest(buffer: codec.QuantizedUpdate) -> bytes:
-    """Return the digest for `Proposal.buffer`."""
+    """Return the digest of a buffer, which is the value of `Proposal.buffer`."""
     return blob_digest(buffer.encode())
 
 
@@ -91,7 +94,7 @@ def next_feedback(
     payload: bytes | None,
     layout: TensorLayout,
 ) -> Float32Array:
-    """Return the e that a trainer continues from, given the buffer and the payload of `record`; zero without a record.
+    """Return the error feedback e that a trainer continues from, given buffer and payload of `record`; zero without a record.
 
     Raises `LocalProtocolError` if buffer or payload are not those of the record.
     """
@@ -114,7 +117,10 @@ def apply_halvings(vector: Float32Array, record: FeedbackRecord) -> Float32Array
 
 
 def residual_of(m: Float32Array, held: Float32Array | None) -> Float32Array:
-    """Return the part of m that a payload must transmit: its difference from the estimate `held`. None is zero."""
+    """Return the part of m that a payload must transmit: its difference from the estimate `held`.
+
+    None means an estimate of zero.
+    """
     return m if held is None else m - held
 
 
@@ -144,12 +150,12 @@ def replay_deviation(
 ) -> tuple[float, float]:
     """Return the distance of a proposal from the re-executed Δ, and the norm that the tolerance is relative to.
 
-    No tolerance accepts an infinite distance. A job without buffers compares the payload itself with Δ.
+    No tolerance accepts an infinite distance. In a job without buffers, the payload itself is compared with Δ.
     """
     if buffer is not None:
-        try:  # The buffer's residual has one encoding, or none.
+        try:  # The residual of the buffer has exactly one encoding, or none.
             is_said = codec.encode_payload(header, residual_of(buffer.dequantize(), held), layout) == payload
-        except LocalProtocolError:  # Levels of a liar may be too large for any payload.
+        except LocalProtocolError:  # The buffer of a liar may have values that are too large for any payload.
             is_said = False
         return buffer_distances(buffer, e, delta, decay, weight) if is_said else (math.inf, 0.0)
     try:
@@ -165,7 +171,7 @@ def judge_deviation(distance: float, norm: float, tolerance: float) -> Verdict:
 def buffer_distances(
     buffer: codec.QuantizedUpdate, e: Float32Array, delta: Float32Array, decay: float, weight: float = 1.0
 ) -> tuple[float, float]:
-    """Return the distance of decay·e + weight·Δ from the set of vectors with these levels, and ‖weight·Δ‖."""
+    """Return the distance of decay·e + weight·Δ from the set of vectors with the buffer's encoding, and ‖weight·Δ‖."""
 
     def values(block: TensorBlock) -> Float32Array:
         return accumulate_feedback(e[block.elements], delta[block.elements], decay, weight)
@@ -177,7 +183,7 @@ def buffer_distances(
 def payload_distances(
     payload: codec.QuantizedUpdate, delta: Float32Array, held: Float32Array | None = None
 ) -> tuple[float, float]:
-    """Return `EDGES` times the distance of Δ − held from the set of vectors with this encoding, and ‖Δ‖."""
+    """Return `EDGES` times the distance of Δ − `held` from the set of vectors with the payload's encoding, and ‖Δ‖."""
 
     def values(block: TensorBlock) -> Float32Array:
         return residual_of(delta[block.elements], None if held is None else held[block.elements])
@@ -189,11 +195,14 @@ def payload_distances(
 def _distances(
     said: codec.QuantizedUpdate, values: Callable[[TensorBlock], Float32Array], delta: Float32Array
 ) -> tuple[float, float]:
-    """Return distance and norm in float64. Rounding differs between machines: so may verdicts at the edge of the tolerance."""
+    """Return the distance of `values` from an encoding, and ‖Δ‖, in float64.
+
+    Rounding differs between machines, so verdicts at the edge of the tolerance may differ, too.
+    """
     if not (math.isfinite(delta.max()) and math.isfinite(delta.min())):
         return math.inf, 0.0
     parts = (delta[block.elements].astype(np.float64) for block in said.layout.blocks)
-    norm = math.sqrt(sum(float(np.einsum("i,i", part, part)) for part in parts))  # short for a BLAS
+    norm = math.sqrt(sum(float(np.einsum("i,i", part, part)) for part in parts))  # `einsum`: blocks are too short for a BLAS.
     with np.errstate(over="ignore", invalid="ignore"):  # A diverged Δ has an infinite distance.
         return quantization_cells.cell_distance(said, values), norm
 
@@ -206,14 +215,14 @@ def allocate_in_memory(size: int) -> quantization.Bytes:
 
 
 def estimate_bytes(layout: TensorLayout) -> int:
-    """Return the bytes of every estimate."""
+    """Return the number of bytes of each estimate."""
     return codec.payload_bytes(layout, ESTIMATE_BITS)
 
 
 def update_estimate(
     estimate: codec.QuantizedUpdate | None, payload: codec.QuantizedUpdate, room: Allocate = allocate_in_memory
 ) -> codec.QuantizedUpdate:
-    """Return the estimate after a payload, with the payload's origin, in an array from `room`.
+    """Return the estimate after a payload was added. It has the payload's origin, and its bytes are in an array from `room`.
 
     Raises `LocalProtocolError` if the sum has no encoding.
     """

@@ -2,11 +2,11 @@
 
 A model is a directory with these files:
 
-- one of little-endian float32 for every vector: `parameters.f32`, and one for each slot of the outer optimizer
-- one with the estimates of all trainers, if the job has estimates
-- `state.msgpack`
+- a file of little-endian float32 numbers for each vector: `parameters.f32`, and one for each slot of the outer optimizer
+- a file with the estimates of all trainers, if the job has estimates
+- `state.msgpack`: the state and the hashes of all leaves
 
-It is written beside its final name and then renamed. While the machine runs, a name therefore never stands for an incomplete
+A model is written beside its final name and then renamed. While the machine runs, a name therefore never stands for an incomplete
 model. Some models are also made durable before the rename, and an empty file, `durable`, marks them. Most models of a job are not
 durable (`docs/decisions/0030`). If a power cut damages the newest model, it is recomputed from the last durable one.
 """
@@ -54,37 +54,40 @@ from training.replicated.model_files import (
 )
 from training.replicated.tensor_layout import BLOCK, BLOCKS_MAX, Float32Array, TensorLayout, float32_bytes, layout_of
 
-PARAMETERS: Final = "parameters"  # name of the first vector; the others are the outer optimizer's slots
-ESTIMATES: Final = "estimates"  # name of the estimates of all trainers with a record, in ascending order of their keys
-PIECE_BYTES: Final = 4 * BLOCK  # bytes of an estimate's leaf, and the most of a vector's leaf
+PARAMETERS: Final = "parameters"  # name of the first vector; other vectors are the outer optimizer's slots
+# Name of the file part with the estimates of all trainers that have a record, in ascending order of their keys.
+ESTIMATES: Final = "estimates"
+PIECE_BYTES: Final = 4 * BLOCK  # bytes of a leaf: of an estimate, or at most of a vector
 LEAVES_PER_PART: Final = SNAPSHOT_PART_BYTES_MAX // PIECE_BYTES
-NORM_ROUNDS: Final = 16  # rounds whose medians are kept; to move their median, liars need the majority in more than half of them
-MAPPED_BYTES_MIN: Final = 16 << 20  # bytes below which arrays are kept in memory
-VECTORS_MAX: Final = 3  # parameters and the two moments of AdamW
-# Estimates have levels and scales, hence the factor of two.
+# Number of last rounds whose median norms limit the next norm: liars must be the majority in more than half of them to move it.
+NORM_ROUNDS: Final = 16
+MAPPED_BYTES_MIN: Final = 16 << 20  # bytes from which an array is mapped to a file and not kept in memory
+VECTORS_MAX: Final = 3  # most vectors of a model: parameters and the two moments of AdamW
+# Most leaves of a model. Estimates have levels and scales, hence the factor of two.
 LEAVES_MAX: Final = VECTORS_MAX * BLOCKS_MAX + TRAINERS_MAX + 2 * (ESTIMATES_BYTES_MAX // PIECE_BYTES)
-RECORD_BYTES: Final = 256  # most bytes of a trainer in the state
+RECORD_BYTES: Final = 256  # most bytes of a trainer's record in the encoded state
 
 assert LEAVES_PER_PART >= 1
 assert 34 * LEAVES_MAX + RECORD_BYTES * MEMBERS_MAX < MODEL_MANIFEST_BYTES_MAX
 
 
-EncodedEstimate = bytes | memoryview  # an estimate, in memory or mapped
+EncodedEstimate = bytes | memoryview  # an encoded estimate, in memory or as a mapped file
 
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """All of the model except its vectors: the last leaf under the root."""
+    """A model without its vectors and estimates. It is the last leaf under the model root."""
 
     job: Digest
     spec: JobSpec
     round: Count
-    rounds_in_model: Count  # rounds that the model contains, without those that a rollback undid
+    rounds_in_model: Count  # number of applied rounds, without those that a rollback undid
     records: Annotated[dict[Key, FeedbackRecord], Length(0, MEMBERS_MAX)]
     # Median accepted norm² of each of the last rounds that accepted any proposal.
     median_norms_squared: Annotated[tuple[float, ...], Length(0, NORM_ROUNDS)]
-    beta_powers: Annotated[tuple[float, ...], Length(0, 2)] = ()  # outer AdamW: beta1^t and beta2^t after t steps
-    steering: Annotated[bytes, Length(0, STEERING_BYTES_MAX)] = b""  # `Objective.next_controller_state`
+    beta_powers: Annotated[tuple[float, ...], Length(0, 2)] = ()  # for an outer AdamW: beta1^t and beta2^t after t steps
+    # Controller state of the objective (`Objective.next_controller_state`).
+    steering: Annotated[bytes, Length(0, STEERING_BYTES_MAX)] = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +96,11 @@ class LeafRange:
 
     file: str
     bytes: slice
-    name: str  # name for people
+    name: str  # name of the leaf for people
 
 
 def iter_leaf_ranges(layout: TensorLayout, vectors: Iterable[str], trainers: Iterable[bytes]) -> Iterator[LeafRange]:
-    """Yield the ranges of a model's leaves, in order. `trainers` are those with estimates, in ascending order."""
+    """Yield the ranges of a model's leaves, in order. `trainers` are the trainers with estimates, in ascending order."""
     for vector in vectors:
         for block in layout.blocks:
             name = f"parameter {block.tensor}" if vector == PARAMETERS else f"{vector} of {block.tensor}"
@@ -124,7 +127,7 @@ def model_root(leaves: Sequence[bytes], state: ModelState) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ModelManifest:
-    """Content of `state.msgpack`: everything except the vectors, and the hashes of all leaves."""
+    """The content of `state.msgpack`: the state of a model, and the hashes of all leaves."""
 
     state: ModelState
     leaves: Annotated[tuple[Digest, ...], Length(1, LEAVES_MAX)]
@@ -132,12 +135,12 @@ class ModelManifest:
 
 
 def vector_names(spec: JobSpec) -> tuple[str, ...]:
-    """Return the names of a model's vectors, in the order of its leaves."""
+    """Return the names of a model's vectors, in the order of the model's leaves."""
     return (PARAMETERS, *OUTER_SLOTS[spec.outer])
 
 
 def part_names(spec: JobSpec) -> tuple[str, ...]:
-    """Return the names of parts with a file each: the vectors, and the estimates if the job has any."""
+    """Return the names of a model's parts, each of which has its own file: the vectors, and the estimates if the job has any."""
     return (*vector_names(spec), *((ESTIMATES,) if spec.has_estimates else ()))
 
 
@@ -152,7 +155,7 @@ def _pieces(spec: JobSpec, trainers: tuple[bytes, ...]) -> tuple[LeafRange, ...]
 
 
 def _trainers(state: ModelState) -> tuple[bytes, ...]:
-    """Return the trainers with estimates, in the order of the estimates."""
+    """Return the trainers that have estimates, in the order of the estimates in their file."""
     return tuple(sorted(state.records)) if state.spec.has_estimates else ()
 
 
@@ -161,9 +164,9 @@ def file_name(part: str) -> str:
 
 
 class ModelDirectoryWriter:
-    """A model that is written beside its final name. The old model stays until `install_model`.
+    """A writer of a model into a directory beside its final name. The old model stays until `install_model`.
 
-    It is used within `model_write_errors`.
+    Use it within `model_write_errors`.
     """
 
     def __init__(self, directory: Path, parts: Sequence[str]) -> None:
@@ -186,7 +189,7 @@ class ModelDirectoryWriter:
         self._opened.close()
 
     def write_bytes_at(self, part: str, start: int, data: Float32Array | EncodedEstimate) -> None:
-        """Write `data` at offset `start` of the part's file. Any thread may write any bytes in any order."""
+        """Write `data` at offset `start` of the part's file. Several threads may write, in any order."""
         left = float32_bytes(data) if isinstance(data, np.ndarray) else memoryview(data)
         while left:
             written = os.pwrite(self._files[part].fileno(), left, start)
@@ -197,7 +200,7 @@ class ModelDirectoryWriter:
             self.write_bytes_at(ESTIMATES, number * len(held[trainer]), held[trainer])
 
     def install_model(self, saved: ModelManifest, durable: bool) -> None:
-        """Give the model its final name. If `durable`, it is durable when this returns."""
+        """Give the model its final name. If `durable`, the model is durable after the call."""
         if self._directory.exists() and _root_in(self._directory) == saved.root and (is_durable(self._directory) or not durable):
             remove_directory(self._folder)
             return
@@ -213,7 +216,7 @@ class ModelDirectoryWriter:
 
 
 def write_manifest(folder: Path, saved: ModelManifest, durable: bool) -> None:
-    """Write all of a model except its vectors."""
+    """Write the manifest of a model, and the mark of a durable model."""
     data = codec.encode(saved)
     if durable:
         with (folder / STATE).open("wb") as file:
@@ -227,7 +230,7 @@ def write_manifest(folder: Path, saved: ModelManifest, durable: bool) -> None:
 
 
 def read_model(directory: Path) -> tuple[ModelManifest, dict[str, Float32Array], dict[bytes, EncodedEstimate]]:
-    """Return the manifest, the vectors, and the encoded estimates by trainer. Raises `StorageError`."""
+    """Return the manifest in a directory, the vectors by name, and the encoded estimates by trainer. Raises `StorageError`."""
     recover_replaced_directory(directory)
     saved = _read_state(directory)
     if model_root(saved.leaves, saved.state) != saved.root:
@@ -261,7 +264,10 @@ def _root_in(directory: Path) -> bytes | None:
 
 
 def _map(path: Path, dtype: str, size: int) -> npt.NDArray[Any]:
-    """Map a file's elements. The lock lasts as long as the map, which has a duplicate of the descriptor."""
+    """Return the elements of a file as a memory map.
+
+    The map holds a shared lock on the file, by its duplicate of the descriptor.
+    """
     try:
         with path.open("rb") as file:
             lock_file(file.fileno(), fcntl.LOCK_SH, path.parent)
@@ -276,7 +282,10 @@ def _map(path: Path, dtype: str, size: int) -> npt.NDArray[Any]:
 
 
 def scratch_array(folder: Path, size: int) -> npt.NDArray[np.uint8]:
-    """Return an array of `size` bytes. A large one is mapped to an unnamed file in `folder`, which is deleted with the array."""
+    """Return an array of `size` bytes.
+
+    A large array is mapped to an unnamed file in `folder`, which is deleted with the array.
+    """
     if size < MAPPED_BYTES_MIN:
         return np.empty(size, np.uint8)
     with model_write_errors(folder), tempfile.TemporaryFile(dir=folder) as file:
@@ -289,7 +298,7 @@ def _damaged(path: Path) -> StorageError:
 
 
 class IncomingModelDirectory:
-    """A model that arrives in parts of a few leaves, each checked against the model root.
+    """A model that another peer sends in parts of a few leaves. Each part is checked against the model root.
 
     Implements `ledger.snapshots.snapshot_server.ModelReceiver`. Raises `StorageError` for errors of the disk.
     """
@@ -297,7 +306,7 @@ class IncomingModelDirectory:
     def __init__(
         self, directory: Path, job: bytes, number: int, root: bytes, manifest: bytes, replaced: Callable[[], object]
     ) -> None:
-        """`replaced` is called after `directory` has got another model."""
+        """`replaced` is called after the received model has replaced the model in `directory`."""
         saved = decode_manifest(manifest)
         if saved.root != root or model_root(saved.leaves, saved.state) != root:
             raise RemoteProtocolError("bad-part", "the manifest does not match the model root")

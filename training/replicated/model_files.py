@@ -1,7 +1,8 @@
-"""The files of a model's directory: which models are durable, and how one replaces another.
+"""The files in a model's directory: the mark of durable models, and the replacement of a model by another.
 
-A model that is neither needed nor durable is set aside, and the next one overwrites its files. The kernel takes many times longer
-to allocate pages for a new file. A reader that maps a file holds a shared lock on it, and a locked file is not overwritten.
+The files of a model that is neither needed nor durable are kept, and the next model overwrites them, since the kernel takes many
+times longer to allocate pages for a new file. A reader that maps a file holds a shared lock on it, and a locked file is not
+overwritten.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ def is_durable(directory: Path) -> bool:
 
 
 def read_manifest(directory: Path) -> bytes:
-    """Return the encoded `ModelManifest`, which the parts of a model are checked against. Raises `StorageError`."""
+    """Return the encoded `ModelManifest` in a directory, with the hashes against which a model's parts are checked.
+
+    Raises `StorageError`.
+    """
     try:
         return (directory / STATE).read_bytes()
     except OSError as error:
@@ -42,7 +46,7 @@ def model_write_errors(directory: Path) -> Iterator[None]:
 
 
 def replace_directory(fresh: Path, directory: Path, durable: bool = True) -> None:
-    """Rename `fresh` to `directory`. The old directory moves aside first, since a rename cannot replace a full directory."""
+    """Rename `fresh` to `directory`. The old directory is renamed first, since a rename cannot replace a directory with files."""
     aside = _aside(directory)
     if directory.exists():
         with crash_points("model-aside"):
@@ -56,7 +60,7 @@ def replace_directory(fresh: Path, directory: Path, durable: bool = True) -> Non
 
 
 def recover_replaced_directory(directory: Path) -> None:
-    """Restore the old model after a crash between the two renames."""
+    """Restore the old model after a crash between the two renames of `replace_directory`."""
     aside = _aside(directory)
     if not aside.exists():
         return
@@ -74,7 +78,7 @@ def _aside(directory: Path) -> Path:
 def recycle_directory(directory: Path) -> None:
     """Keep the files of an unneeded model, so that the job's next model overwrites them.
 
-    Durable models are deleted instead, so that the mark `durable` stays reliable. All spares but one are deleted, too.
+    Durable models are deleted instead, so that the mark `durable` stays reliable. Only the files of one unneeded model are kept.
     """
     try:
         if is_durable(directory) or directory.name.startswith("."):
@@ -89,7 +93,7 @@ def spare_directory(directory: Path) -> Path:
 
 
 def open_over(path: Path) -> BinaryIO:
-    """Open a file for writing: in place, or as a new file if it is missing or a reader maps it."""
+    """Open a file to overwrite it in place, or create it if it is missing. A file that a reader maps is replaced by a new one."""
     try:
         file = path.open("r+b")
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""Outer optimizers: the step of the model by a round's aggregate.
+"""Outer optimizers, which compute a model's step from the aggregate of a round's updates.
 
-Each keeps slots, float32 vectors beside the parameters (`OUTER_SLOTS`):
+An outer optimizer has slots, which are float32 vectors beside the parameters (`OUTER_SLOTS`):
 
     nesterov  momentum' = μ·momentum + g;  θ' = θ − η·(g + μ·momentum')        DiLoCo (arXiv:2311.08105)
     sgd       θ' = θ − η·g
@@ -24,15 +24,17 @@ import numpy as np
 from training.job_spec import INNER_RATE_MIN, JobSpec, OuterOptimizerKind
 from training.replicated.tensor_layout import Float32Array
 
-# Its last bit is worth 2^-123: sums and differences of such numbers are never subnormal.
+# Smaller magnitudes become zero. The last bit of this number is worth 2^-123, so sums and differences of numbers that are not
+# smaller are never subnormal.
 FLUSH_BELOW: Final = np.float32(math.ldexp(1.0, -100))
-POWER_LEAST: Final = math.ldexp(1.0, -60)  # Smaller powers of beta are zero, since 1 minus such a power is already 1.
+# Least power of beta: smaller powers become zero, since 1 minus such a power is already 1.
+POWER_LEAST: Final = math.ldexp(1.0, -60)
 STEP_MAX: Final = float(1 << 25)  # largest corrected AdamW rate: its product with a quotient below 2^-126 is below `FLUSH_BELOW`
 EPSILON: Final = np.float32(1e-8)  # epsilon of AdamW
 
 
-# `step` updates one block of `parameters` and of every slot in place, and overwrites `gradient`. If `decayed`, weight decay
-# applies.
+# The method `step` of all optimizers updates one block of `parameters` and of every slot in place, and overwrites `gradient`. If
+# `decayed` is true, weight decay applies.
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class OuterSignum:
 
 @dataclass(frozen=True, slots=True)
 class OuterAdamW:
-    """AdamW. `powers` are beta1^t and beta2^t for the t-th step."""
+    """The outer optimizer AdamW. `powers` are beta1^t and beta2^t for the t-th step."""
 
     rate: float
     betas: tuple[float, float]
@@ -93,7 +95,8 @@ class OuterAdamW:
         _descend(parameters, change, min(self.rate / (1 - self.powers[0]), STEP_MAX))
 
 
-OuterOptimizer = OuterNesterov | OuterSgd | OuterSignum | OuterAdamW  # the step of one round, block by block
+# An optimizer for the step of one round, which is computed block by block.
+OuterOptimizer = OuterNesterov | OuterSgd | OuterSignum | OuterAdamW
 
 
 def initial_beta_powers(spec: JobSpec) -> tuple[float, ...]:
@@ -102,13 +105,16 @@ def initial_beta_powers(spec: JobSpec) -> tuple[float, ...]:
 
 
 def next_beta_powers(spec: JobSpec, powers: tuple[float, ...]) -> tuple[float, ...]:
-    """Return the powers after one more step. They need one multiplication each, and no library's power function."""
+    """Return the powers of beta after one more step. Each is a multiplication, since the power functions of libraries differ."""
     following = (power * beta for power, beta in zip(powers, (spec.beta1, spec.beta2), strict=False))
     return tuple(power if power >= POWER_LEAST else 0.0 for power in following)
 
 
 def make_outer_optimizer(spec: JobSpec, taken: int, powers: tuple[float, ...]) -> OuterOptimizer:
-    """Return the optimizer for the round after `taken` applied rounds. `powers` include this step."""
+    """Return the optimizer for the round after `taken` applied rounds.
+
+    `powers` are the powers of beta, including this round's step.
+    """
     if spec.outer is OuterOptimizerKind.ADAMW:
         return OuterAdamW(inner_rate(spec, taken), (spec.beta1, spec.beta2), (powers[0], powers[1]), spec.weight_decay)
     if spec.outer is OuterOptimizerKind.SGD:
@@ -118,14 +124,17 @@ def make_outer_optimizer(spec: JobSpec, taken: int, powers: tuple[float, ...]) -
 
 
 def _remember(average: Float32Array, factor: np.float32, new: Float32Array) -> None:
-    """Compute average' = factor · average + new, in place. A subnormal term is below half the last place of any kept sum."""
+    """Compute average' = factor · average + new, in place.
+
+    A subnormal product does not change a sum of at least `FLUSH_BELOW`.
+    """
     average *= factor
     average += new
     _flush(average)
 
 
 def _descend(parameters: Float32Array, change: Float32Array, rate: float) -> None:
-    """Subtract rate · change from the parameters. It overwrites `change`."""
+    """Subtract rate · change from the parameters. The call overwrites `change`."""
     change *= np.float32(rate)
     _flush(change)
     parameters -= change
@@ -144,19 +153,19 @@ def _flush(vector: Float32Array, scratch: Float32Array | None = None) -> None:
 def inner_rate(spec: JobSpec, taken: int) -> float:
     """Return the learning rate of the round after `taken` applied rounds, for inner steps or the outer AdamW step.
 
-    It is piecewise linear over a job:
+    The rate is piecewise linear over a job:
 
         warm-up: rising to the peak        constant        linear decay to `inner_rate_floor` of the peak in the last round
         round 0 .. warmup_rounds           in between      the last `decay_rounds` rounds
 
-    It is zero only at the end of the job, if the floor is zero, and otherwise at least `INNER_RATE_MIN`. Rounds that a rollback
-    undid do not count. Additions, multiplications and divisions of float64, each rounded once, give the same number on all
-    machines; no library's cosine is used.
+    The rate is zero only at the end of the job, if the floor is zero, and otherwise at least `INNER_RATE_MIN`. Rounds that a
+    rollback undid do not count. Additions, multiplications and divisions of float64, each rounded once, give the same number on
+    all machines; no library's cosine is used.
     """
     if taken < spec.warmup_rounds:
         rate = spec.inner_rate * (taken + 1) / (spec.warmup_rounds + 1)
     else:
-        left = 1.0  # 1 before the decay, and 0 in the last round and later
+        left = 1.0  # fraction of the decay that is left: 1 before the decay, and 0 in the last round and later
         if spec.decay_rounds != 0:
             decay = spec.rounds - 1 - spec.warmup_rounds if spec.decay_rounds is None else spec.decay_rounds
             left = min(1.0, max(0.0, (spec.rounds - 1 - taken) / max(1, decay)))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol, TypeVar
 
-CHOSEN_MAX: Final = 4  # default limit of threads; more would wait for the interpreter and for memory
+CHOSEN_MAX: Final = 4  # largest default number of threads: more threads would wait for the interpreter and for memory
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
@@ -32,7 +32,10 @@ def default_thread_count() -> int:
 
 @contextmanager
 def thread_map(count: int, parts: int) -> Iterator[ParallelMap]:
-    """Provide a map over at most `parts` parts with `count` threads. With a single thread, the caller does the work."""
+    """Provide a map function for at most `parts` parts that uses `count` threads.
+
+    With a single thread, the caller does the work.
+    """
     count = min(count, parts)
     if count <= 1:
         yield serial_map

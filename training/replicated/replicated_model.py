@@ -55,10 +55,13 @@ from training.replicated.tensor_layout import (
     layout_of,
 )
 
-CHECKED_BYTES_MAX: Final = 8 << 20  # bytes of payloads that stay decoded from check to step; the step decodes all others again
-BLOCKS_PER_STEP: Final = 4  # blocks in arrays of 1 MiB: threads wait less for the interpreter than with smaller ones
+# Most bytes of payloads that stay decoded after their check: the step decodes other payloads again.
+CHECKED_BYTES_MAX: Final = 8 << 20
+# Most blocks of one outer step, in arrays of 1 MiB: with smaller arrays, threads wait longer for the interpreter.
+BLOCKS_PER_STEP: Final = 4
 TakeVectorBlock = Callable[[str, ElementRun, Float32Array], object]
-NORM_RATIO: Final = 16  # multiple of the median accepted norm: honest norms grow sixfold with the feedback, attacks use 10^6
+# Largest accepted norm as a multiple of the median: honest norms grow sixfold by error feedback, attacks use 10^6.
+NORM_RATIO: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +75,11 @@ class AcceptedProposal:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _CheckedPayload:
-    """A payload that is canonical and has the header that its trainer must use."""
+    """A decoded payload that is canonical and has the header that its trainer must use."""
 
     digest: bytes
     payload: bytes
-    update: codec.QuantizedUpdate  # the aggregated update: that of the payload, or the estimate after it
+    update: codec.QuantizedUpdate  # the update for the aggregation: the payload's update, or the estimate after the payload
     norm_squared: float  # squared norm of the update
 
     @property
@@ -87,16 +90,22 @@ class _CheckedPayload:
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplicatedModel:
     state: ModelState
-    vectors: Mapping[str, Float32Array]  # parameters and slots, each (layout.size,), read-only, possibly memory-mapped
-    estimates: Mapping[bytes, EncodedEstimate] = field(repr=False)  # estimates by trainer, if the job has them
-    leaves: tuple[bytes, ...] = field(repr=False)  # hashes of `leaf_ranges`
+    # Parameters and slots by name, each of shape (layout.size,), read-only, possibly memory-mapped.
+    vectors: Mapping[str, Float32Array]
+    estimates: Mapping[bytes, EncodedEstimate] = field(repr=False)  # encoded estimates by trainer, if the job has estimates
+    leaves: tuple[bytes, ...] = field(repr=False)  # hashes of the leaves, in the order of `leaf_ranges`
     root: bytes
-    _room: Allocate = field(default=allocate_in_memory, repr=False)  # memory for the estimates that this round's payloads change
-    _checked: dict[bytes, _CheckedPayload] = field(default_factory=dict, repr=False)  # by trainer, for reuse in the step
+    # Allocator for the estimates that this round's payloads change.
+    _room: Allocate = field(default=allocate_in_memory, repr=False)
+    # Checked payloads by trainer, which the step uses again.
+    _checked: dict[bytes, _CheckedPayload] = field(default_factory=dict, repr=False)
 
     @classmethod
     def initial(cls, job: bytes, spec: JobSpec, start: ReplicatedModel | None = None) -> ReplicatedModel:
-        """Return the model of round 0. Tensors come from `start` if it has the same names and shapes, else from the seed."""
+        """Return the model of round 0.
+
+        A tensor is copied from `start` if it has one of the same name and shape, else it follows from the seed.
+        """
         layout = layout_of(spec)
         vectors = {name: np.zeros(layout.size, dtype=np.float32) for name in model_directory.vector_names(spec)}
         for block in layout.blocks:
@@ -112,9 +121,9 @@ class ReplicatedModel:
         values: Callable[[TensorBlock], Float32Array],
         each: ParallelMap = serial_map,
     ) -> ReplicatedModel:
-        """Create the model of round 0 on disk, and open it. `values` returns the parameters of each block.
+        """Create the model of round 0 on disk, and open it. `values` returns the parameters of a block.
 
-        Memory: one block for each thread.
+        Only one block for each thread is in memory.
         """
         state, layout, slots = _first_state(job, spec), layout_of(spec), OUTER_SLOTS[spec.outer]
 
@@ -142,7 +151,7 @@ class ReplicatedModel:
     def from_vectors(
         cls, state: ModelState, vectors: Mapping[str, Float32Array], held: Mapping[bytes, EncodedEstimate] = MappingProxyType({})
     ) -> ReplicatedModel:
-        """Return the model of these parts, with its hashes."""
+        """Return the model with this state, these vectors and these estimates, and compute its hashes."""
         assert tuple(vectors) == model_directory.vector_names(state.spec)
         leaves = [
             model_leaf_hash(vector[block.elements]) for vector in vectors.values() for block in layout_of(state.spec).blocks
@@ -157,7 +166,7 @@ class ReplicatedModel:
         held: Mapping[bytes, EncodedEstimate],
         leaves: tuple[bytes, ...],
     ) -> ReplicatedModel:
-        """`leaves` are the hashes of the vectors' blocks."""
+        """Return the model with these parts, and compute its root. `leaves` are the hashes of the vectors' blocks."""
         assert set(held) == (set(state.records) if state.spec.has_estimates else set())
         for vector in vectors.values():
             vector.flags.writeable = False
@@ -166,7 +175,10 @@ class ReplicatedModel:
 
     @classmethod
     def open(cls, directory: Path) -> ReplicatedModel:
-        """Open a model that `save` wrote, memory-mapped and not hashed (`verify`). Raises `StorageError` if it is damaged."""
+        """Open a model that `save` wrote, as a memory map. It is not hashed (see `verify`).
+
+        Raises `StorageError` if it is damaged.
+        """
         saved, vectors, held = model_directory.read_model(directory)
         return cls(
             saved.state,
@@ -179,7 +191,7 @@ class ReplicatedModel:
 
     @classmethod
     def open_decided(cls, directory: Path, root: bytes, each: ParallelMap = serial_map) -> ReplicatedModel:
-        """Open a model and hash all of it. Raises `StorageError` if its root is not `root`."""
+        """Open a model and hash all of it. Raises `StorageError` if the result differs from `root`."""
         model = cls.open(directory)
         model.verify(each)
         if model.root != root:
@@ -187,9 +199,9 @@ class ReplicatedModel:
         return model
 
     def save(self, directory: Path, durable: bool = True) -> None:
-        """Replace the model in `directory` atomically: it opens as the old or as this model, and as this one after the call.
+        """Replace the model in `directory` by this model, atomically: after a crash, the directory has the old or this model.
 
-        Without `durable`, this holds only while the machine runs. Raises `StorageError` if the disk is full or fails.
+        Without `durable`, this is guaranteed only while the machine runs. Raises `StorageError` if the disk is full or fails.
         """
         with (
             model_files.model_write_errors(directory),
@@ -201,7 +213,7 @@ class ReplicatedModel:
             fresh.install_model(model_directory.ModelManifest(self.state, self.leaves, self.root), durable)
 
     def verify(self, each: ParallelMap = serial_map) -> None:
-        """Hash everything again. Raises `StorageError`, which names the first tensor or estimate that differs from the root."""
+        """Hash all leaves again. Raises `StorageError`, which names the first tensor or estimate that differs from the root."""
         pieces = self.leaf_ranges
 
         def hash(part: slice) -> None:
@@ -226,7 +238,7 @@ class ReplicatedModel:
         return self.estimates[trainer][start : start + piece.bytes.stop - piece.bytes.start]
 
     def read_part(self, index: int) -> bytes:
-        """Return a part of the model's files. Raises `RemoteProtocolError` if there is no such part.
+        """Return the part of the model with the number `index`. Raises `RemoteProtocolError` if there is no such part.
 
         Raises `StorageError` if the data on disk differ from the root.
         """
@@ -273,7 +285,7 @@ class ReplicatedModel:
         spec, bits = self.spec, self.spec.payload_bits(self.rounds_in_model)
         return codec.PayloadHeader(self.job, self.round, trainer, self.root, spec.local_steps, spec.batch, bits)
 
-    # Estimates, where the job has them -------------------------------------------------------------------------------
+    # Estimates of trainers' momenta ----------------------------------------------------------------------------------
 
     def estimate(self, trainer: bytes) -> codec.QuantizedUpdate | None:
         """Return the estimate of a trainer's momentum; None for a new trainer. Raises `StorageError` if it is damaged on disk."""
@@ -284,7 +296,10 @@ class ReplicatedModel:
             raise StorageError(f"the estimate of {short_id(trainer)} is damaged ({error}): restore a snapshot") from None
 
     def feedback_of(self, trainer: bytes, buffer: codec.QuantizedUpdate | None, payload: bytes | None) -> Float32Array:
-        """Return the e or momentum that a trainer continues from, given its last accepted buffer and payload; else zero."""
+        """Return the error feedback e, or the momentum, that a trainer continues from; zero without a buffer.
+
+        `buffer` and `payload` are those of its last accepted proposal.
+        """
         record = None if buffer is None else self.records.get(trainer)
         if self.spec.has_estimates and record is not None and buffer is not None:
             if error_feedback.buffer_digest(buffer) != record.buffer:
@@ -293,18 +308,18 @@ class ReplicatedModel:
         return error_feedback.next_feedback(record, buffer, payload, self.layout)
 
     def estimate_vector(self, trainer: bytes) -> Float32Array | None:
-        """Return a trainer's decoded estimate, which its payload is relative to; None is zero."""
+        """Return a trainer's decoded estimate, to which its payload is relative. None means an estimate of zero."""
         estimate = self.estimate(trainer)
         return None if estimate is None else estimate.dequantize()
 
     def encode_payload(self, trainer: bytes, m: Float32Array) -> bytes:
-        """Return the payload of `m` in this round."""
+        """Return the payload of the vector `m` for `trainer` in this round."""
         return codec.encode_payload(self.header(trainer), residual_of(m, self.estimate_vector(trainer)), self.layout)
 
-    # Judging ---------------------------------------------------------------------------------------------------------
+    # Checks of proposals ---------------------------------------------------------------------------------------------
 
     def check_proposal(self, trainer: bytes, proposal: Proposal, payload: bytes) -> Verdict:
-        """Do the cheap, exact checks that every voter can make. Re-execution comes after them."""
+        """Return the verdict of the cheap, exact checks that every voter can make. Re-execution comes after these checks."""
         if (proposal.job, proposal.round, proposal.model_root) != (self.job, self.round, self.root):
             return Verdict.STALE
         if (len(payload), blob_digest(payload)) != (proposal.payload_bytes, proposal.payload):
@@ -314,7 +329,7 @@ class ReplicatedModel:
             self.spec.decode_declaration(proposal.declaration)
         except RemoteProtocolError:
             return Verdict.MALFORMED
-        except LocalProtocolError:  # No estimate can be so large.
+        except LocalProtocolError:  # The estimate would be too large to be encoded.
             return Verdict.NORM
         if checked.norm_squared > self.norm_squared_max:
             return Verdict.NORM
@@ -334,7 +349,7 @@ class ReplicatedModel:
     def _decode(self, trainer: bytes, digest: bytes, payload: bytes) -> _CheckedPayload:
         """Decode a payload. Raises `RemoteProtocolError` if it is malformed.
 
-        Raises `LocalProtocolError` if the estimate that it moves would have no encoding.
+        Raises `LocalProtocolError` if the estimate after the payload has no encoding.
         """
         update = codec.decode_payload(payload, self.header(trainer), self.layout)
         if self.spec.has_estimates:
@@ -351,9 +366,10 @@ class ReplicatedModel:
         return self.spec.initial_norm * self.spec.initial_norm
 
     def _continues(self, trainer: bytes, proposal: Proposal) -> bool:
-        """Return true if the proposal continues from its trainer's record, or from a fresh state, which is always allowed.
+        """Return true if the proposal's commitments are those that its trainer's record and the job require.
 
-        It must commit to the data that later rounds of the job need. A new trainer needs room for its estimate.
+        The proposal must continue from the record or from a fresh state, which is always allowed. It must commit to the data that
+        later rounds of the job need. A new trainer is refused if its estimate would be one too many.
         """
         record = self.records.get(trainer)
         if record is None and self.spec.has_estimates and len(self.records) >= self.spec.estimates_max:
@@ -373,7 +389,7 @@ class ReplicatedModel:
         gone: Collection[bytes] = (),
         each: ParallelMap = serial_map,
     ) -> ReplicatedModel:
-        """Return the model of the next round, after the vote accepted these proposals and rejected these trainers'.
+        """Return the model of the next round, after the vote accepted `accepted` and rejected the proposals of other trainers.
 
         `gone` are keys that are no longer trainers of the round: their estimates leave the aggregation.
         """
@@ -393,7 +409,10 @@ class ReplicatedModel:
         gone: Collection[bytes] = (),
         each: ParallelMap = serial_map,
     ) -> ReplicatedModel:
-        """Do `apply_round` and `save`. In memory are a few blocks for each thread, and the changed estimates."""
+        """Compute the model as `apply_round`, and write it as `save`.
+
+        Only a few blocks for each thread and the changed estimates are in memory.
+        """
         state, plan, held = self._decide(accepted, rejected, gone, each)
         if plan is None:
             self._under_root(state, self.vectors, held, self._vector_leaves).save(directory, durable)
@@ -411,9 +430,9 @@ class ReplicatedModel:
         return self.open(directory)
 
     def rolled_back(self, number: int) -> ReplicatedModel:
-        """Return this model as that of the later round `number`.
+        """Return this model as the model of the later round `number`.
 
-        Trainers lose their error feedback, which belongs to undone updates. Estimates stay those of this model.
+        Trainers lose their error feedback, which belongs to undone updates. The estimates are those of this model.
         """
         assert number > self.round
         records = dict(self.records) if self.spec.has_estimates else {}
@@ -427,14 +446,14 @@ class ReplicatedModel:
     def _decide(
         self, accepted: Sequence[AcceptedProposal], rejected: Mapping[bytes, Verdict], gone: Collection[bytes], each: ParallelMap
     ) -> tuple[ModelState, aggregate.AggregationPlan | None, dict[bytes, EncodedEstimate]]:
-        """Return the next state, the plan of the step (None: no step), and the next estimates."""
+        """Return the next model's state, the plan of the aggregation (None: the round takes no step), and the next estimates."""
         checked = dict(zip((item.trainer for item in accepted), each(self._checked_as_accepted, accepted), strict=True))
         if len(checked) < len(accepted):
             raise LocalProtocolError(f"{len(accepted)} accepted proposals, but a trainer has more than one")
         stepped = len(checked) >= self.spec.accepted_min
         state = self._next_state(accepted, rejected, gone, stepped, [item.norm_squared for item in checked.values()])
         updates, held = {trainer: item.update for trainer, item in checked.items()}, dict[bytes, EncodedEstimate]()
-        if self.spec.has_estimates:  # The updates include those of trainers without a new payload.
+        if self.spec.has_estimates:  # The rule also aggregates estimates of trainers without a new payload.
             updates = {trainer: updates.get(trainer) or self._stale(trainer) for trainer in state.records}
             held = {key: _encoded(update) if key in checked else self.estimates[key] for key, update in updates.items()}
         plan = (
@@ -459,11 +478,14 @@ class ReplicatedModel:
     def _step(
         self, state: ModelState, plan: aggregate.AggregationPlan, take: TakeVectorBlock, each: ParallelMap
     ) -> tuple[bytes, ...]:
-        """Pass each block of each vector after the outer step to `take`, which must not keep it. Return all leaves."""
+        """Compute the outer step. Pass each new block of each vector to `take`, which must not keep it.
+
+        Return the hashes of all blocks.
+        """
         optimizer = outer_optimizer.make_outer_optimizer(self.spec, self.rounds_in_model, state.beta_powers)
 
         def move(stretch: Sequence[TensorBlock]) -> list[list[bytes]]:
-            """Return the leaves of all vectors, block by block."""
+            """Compute the step of a stretch. Return, for each block, the hashes of the new vectors' blocks."""
             leaves, pieces = [], list(_pieces(stretch))
             for piece, gradient in zip(pieces, plan.iter_aggregate(list(map(ElementRun.of_blocks, pieces))), strict=True):
                 run = ElementRun.of_blocks(piece)
@@ -497,10 +519,12 @@ class ReplicatedModel:
                 raise LocalProtocolError("a trainer is both accepted and rejected")
             proposal = item.proposal
             records[item.trainer] = FeedbackRecord(proposal.buffer, proposal.payload, self.round, stepped, 0, proposal.inner)
-        # Records expire, so that a trainer starts from a fresh state after a suspension. Its false update is older than that.
+        # Records expire, so that a trainer starts from a fresh state after a suspension: its record is then older than the
+        # suspension.
         number = self.round + 1
         records = {key: record for key, record in records.items() if number - record.round <= self.spec.suspension_rounds}
-        if self.spec.has_estimates:  # Otherwise a peer with a new key per round would have an update in the rule for each key.
+        # Without this removal, a peer that takes a new key in each round would have an estimate in the aggregation for each key.
+        if self.spec.has_estimates:
             records = {key: record for key, record in records.items() if key not in gone}
         if self.spec.has_estimates and len(records) > self.spec.estimates_max:
             known = [key for key in records if key in self.records]
@@ -514,7 +538,7 @@ class ReplicatedModel:
 
 
 def _pieces(stretch: Sequence[TensorBlock]) -> Iterator[Sequence[TensorBlock]]:
-    """Yield the blocks of one outer step: at most `BLOCKS_PER_STEP` consecutive ones, all decayed or none."""
+    """Yield groups of at most `BLOCKS_PER_STEP` consecutive blocks. Weight decay applies to all blocks of a group, or to none."""
     for _, same in itertools.groupby(stretch, key=lambda block: block.decayed):
         blocks = list(same)
         yield from (blocks[start : start + BLOCKS_PER_STEP] for start in range(0, len(blocks), BLOCKS_PER_STEP))
@@ -525,7 +549,7 @@ def _first_state(job: bytes, spec: JobSpec) -> ModelState:
 
 
 def first_values(spec: JobSpec, start: ReplicatedModel | None, block: TensorBlock) -> Float32Array:
-    """Return the first parameters of a block, see `ReplicatedModel.initial`."""
+    """Return the initial parameters of a block, as in `ReplicatedModel.initial`."""
     if start is not None:
         tensor, known = layout_of(spec).slots_by_name[block.tensor], start.layout.slots_by_name.get(block.tensor)
         if known is not None and known.shape == tensor.shape:
@@ -540,7 +564,7 @@ def _encoded(estimate: codec.QuantizedUpdate) -> EncodedEstimate:
 
 
 def _with_estimates(leaves: tuple[bytes, ...], held: Mapping[bytes, EncodedEstimate]) -> tuple[bytes, ...]:
-    """Return all leaves: those of the vectors, then those of the estimates."""
+    """Return the hashes of all leaves: first of the vectors, then of the estimates."""
     pieces = (
         held[trainer][at : at + PIECE_BYTES] for trainer in sorted(held) for at in range(0, len(held[trainer]), PIECE_BYTES)
     )
@@ -548,15 +572,20 @@ def _with_estimates(leaves: tuple[bytes, ...], held: Mapping[bytes, EncodedEstim
 
 
 def _remember(history: tuple[float, ...], norms: Sequence[float], start: float) -> tuple[float, ...]:
-    """Add the median norm of a round. A round of zeros is ignored, since it would make the limit zero forever."""
+    """Return `history` with the median norm of one more round.
+
+    A round of zeros is ignored, since it would make the limit zero forever.
+    """
     typical = _median(norms, start) if norms else 0.0
     return (*history, typical)[-NORM_ROUNDS:] if typical else history
 
 
 def _median(values: Sequence[float], start: float) -> float:
-    """Return the median, unrounded: for an even number of values the middle one of `start` and the two middle values.
+    """Return the median.
 
-    With the lower one, half of the values could exclude the others. With the upper one, they could raise the limit without end.
+    For an even number of values it is the second of the three sorted numbers `start` and the two middle values. With the lower
+    middle value, half of the values could exclude the other half. With the upper one, half of the values could raise the limit
+    without end.
     """
     ordered = sorted(values)
     lower, upper = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]

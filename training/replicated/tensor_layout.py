@@ -5,7 +5,7 @@
 - A *stretch* (at most 64 blocks) is the work of one thread at a time.
 - A *run* is several consecutive blocks that are processed together, since small ones are slow.
 
-Names and shapes are those of the torch model.
+Tensors have the names and shapes of the torch model.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from training.objectives.objective import Shape
 from training.transformer import PARAMETERS_MAX, TENSORS_MAX, LayerParameter, linear_deviation, model_tensors
 
 Float32Array = npt.NDArray[np.float32]
-CHUNK: Final = 4096  # elements that share a scale (DeMo and SparseLoCo use the same)
-BLOCK: Final = 16 * CHUNK  # elements that are streamed at once: a dozen arrays of 256 KiB fit into the cache
-THREAD_BLOCKS: Final = 64  # blocks of a stretch: a dozen milliseconds of work; the largest models have a few hundred stretches
-CHUNKS_MAX: Final = PARAMETERS_MAX // CHUNK + TENSORS_MAX  # The last chunk of a tensor may be shorter, like its last block.
+CHUNK: Final = 4096  # most elements that share a scale (DeMo and SparseLoCo have the same number)
+BLOCK: Final = 16 * CHUNK  # most elements that are streamed at once: a dozen arrays of 256 KiB fit into the cache
+# Most blocks of a stretch: a dozen milliseconds of work; the largest models have a few hundred stretches.
+THREAD_BLOCKS: Final = 64
+# Each tensor may have one shorter chunk and one shorter block, its last ones.
+CHUNKS_MAX: Final = PARAMETERS_MAX // CHUNK + TENSORS_MAX
 BLOCKS_MAX: Final = PARAMETERS_MAX // BLOCK + TENSORS_MAX
 
 
@@ -42,7 +44,7 @@ def float32_bytes(vector: Float32Array) -> memoryview:
 class TensorInfo:
     name: str
     shape: Shape
-    offset: int  # elements before the tensor in the flat vector
+    offset: int  # offset of the tensor in the flat vector, in elements
 
     @property
     def size(self) -> int:
@@ -54,20 +56,20 @@ class TensorInfo:
 
     @property
     def decayed(self) -> bool:
-        """True if inner and outer weight decay apply. It must not pull the weights of a norm to zero."""
+        """True if inner and outer weight decay apply to the tensor. Weight decay must not pull the weights of a norm to zero."""
         return len(self.shape) > 1
 
 
 @dataclass(frozen=True, slots=True)
 class ElementRun:
-    """Consecutive chunks, of one tensor or of several, and the same range in elements."""
+    """A range of consecutive chunks, of one tensor or of several, and the same range in elements."""
 
     elements: slice
     chunks: slice
 
     @classmethod
     def of_blocks(cls, blocks: Sequence[ElementRun]) -> ElementRun:
-        """Return the run of these consecutive blocks."""
+        """Return the run that consists of these consecutive blocks."""
         first, last = blocks[0], blocks[-1]
         return ElementRun(slice(first.elements.start, last.elements.stop), slice(first.chunks.start, last.chunks.stop))
 
@@ -78,16 +80,16 @@ class ElementRun:
 
 @dataclass(frozen=True, slots=True)
 class TensorBlock(ElementRun):
-    """At most `BLOCK` elements of one tensor."""
+    """A run of at most `BLOCK` elements of one tensor."""
 
     tensor: str
-    decayed: bool  # `TensorInfo.decayed` of the tensor
+    decayed: bool  # True if weight decay applies to the tensor.
 
 
 @dataclass(frozen=True)
 class TensorLayout:
     tensors: tuple[TensorInfo, ...]
-    size: int  # elements of the flat vector
+    size: int  # number of elements of the flat vector
 
     def tensor_views(self, flat: Float32Array) -> dict[str, Float32Array]:
         """Return the tensors inside a flat vector, by name and in order, without a copy."""
@@ -114,9 +116,10 @@ class TensorLayout:
 
 @functools.lru_cache(maxsize=8)
 def layout_of(spec: JobSpec) -> TensorLayout:
-    """Return the layout of a valid job, see `JobSpec.problem`."""
+    """Return the layout of a valid job (`JobSpec.problem` is None)."""
     layout = layout_from_shapes(spec.resolved_objective.tensor_shapes(spec, spec.decoded_settings))
-    # The count needs no list, since a request for the largest job must not cost every voter a list of its chunks.
+    # The chunks are counted without `chunk_lengths`: a request for the largest job must not cost every voter an array of its
+    # chunks.
     assert sum(math.ceil(tensor.size / CHUNK) for tensor in layout.tensors) <= CHUNKS_MAX
     return layout
 
@@ -131,7 +134,10 @@ def layout_from_shapes(named: Sequence[tuple[str, Shape]]) -> TensorLayout:
 
 
 def _cut(size: int, piece: int) -> list[int]:
-    """Return the lengths of equal pieces; the last one may be shorter."""
+    """Return the lengths of the pieces into which `size` elements are cut.
+
+    All pieces except the last one have `piece` elements.
+    """
     return [min(piece, size - start) for start in range(0, size, piece)]
 
 
@@ -159,7 +165,7 @@ def initial_block(spec: JobSpec, block: TensorBlock) -> Float32Array:
     known = model_tensors(spec.model).get(tensor.name)
     if known is not None:
         parameter = known.parameter
-    else:  # The tensor is one of the objective, whose vectors start at zero.
+    else:  # This is a tensor of the objective. Vectors of objectives start at zero.
         parameter = LayerParameter(
             tensor.name, tensor.shape, deviation=linear_deviation(tensor.shape[1]) if len(tensor.shape) > 1 else 0.0
         )

@@ -29,7 +29,10 @@ PARALLEL: Final = "training.engines.pytorch.parallel_engine"
 
 
 class TorchDeclaringEngine(TorchEngine):
-    """Implements `training.engines.engine.DeclaringEngine`. Its passes over the model treat subnormal numbers as zero, too."""
+    """An implementation of `training.engines.engine.DeclaringEngine`.
+
+    Its passes over the model also treat subnormal numbers as zero.
+    """
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -69,13 +72,15 @@ class TorchDeclaringEngine(TorchEngine):
 
 
 class TorchBackend:
-    """Implements `training.engines.engine.EngineBackend`."""
+    """An implementation of `training.engines.engine.EngineBackend`."""
 
     name = NAME
 
     def __init__(self) -> None:
         self._device, self._resources = device.CPU, EngineResources()
-        self._crew: Any = None  # `RankProcesses`, or None for one process; the module imports all of torch's distributed part
+        # `RankProcesses`, or None for one process. The type is Any, since an import of the class would load all of torch's
+        # distributed part.
+        self._crew: Any = None
 
     def start_backend(self, resources: EngineResources, command: Sequence[str] = ()) -> None:
         start_torch_threads(resources.threads or None)

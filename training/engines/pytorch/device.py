@@ -21,10 +21,12 @@ from training.engine_resources import AUTO
 from training.worker_protocol import DeviceInfo
 
 CPU = torch.device("cpu")
-# With a separate buffer, cuBLAS gives the same bits each time. It reads this variable when it starts.
+# Environment variable and value that give cuBLAS a separate buffer, so that it gives the same bits each time. cuBLAS reads it at
+# its start.
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-PIECE_ELEMENTS = 1 << 24  # elements of a vector in transfer: 64 MiB, long enough for a bus and short for a large model
-COPIERS_MAX = 8  # threads that fill or read a piece: more do not increase the memory's throughput
+# Elements of a vector that are transferred at once: 64 MiB, enough for the full rate of a bus, and little memory.
+PIECE_ELEMENTS = 1 << 24
+COPIERS_MAX = 8  # threads that copy one piece of a vector: more threads do not increase the memory's throughput
 
 
 def cuda_devices() -> list[torch.device]:
@@ -32,7 +34,7 @@ def cuda_devices() -> list[torch.device]:
 
 
 def select_device(name: str) -> torch.device:
-    """Return the device that a setting names. Raises `UserError` for one that this machine lacks."""
+    """Return the device that a setting names. Raises `UserError` for a device that this machine lacks."""
     here = cuda_devices()
     if name == "cpu" or (name == AUTO and not here):
         return CPU
@@ -45,7 +47,7 @@ def select_device(name: str) -> torch.device:
 
 
 def describe_devices(used: Sequence[torch.device]) -> Iterator[DeviceInfo]:
-    """Yield all devices. The CPU has the machine's memory, of which this process holds a part."""
+    """Yield descriptions of all devices, with their memory. The memory of the device CPU is the machine's."""
     page, mb = os.sysconf("SC_PAGE_SIZE"), 1_000_000
     total, free = (page * os.sysconf(name) // mb for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
     held = page * int(Path("/proc/self/statm").read_text().split()[1]) // mb if Path("/proc/self/statm").exists() else 0
@@ -65,7 +67,8 @@ def configure_device(device: torch.device) -> None:
     torch.set_float32_matmul_precision("highest")  # TF32 is off: with its 10 bits, replays differ by more than audits tolerate.
     torch.backends.cudnn.allow_tf32 = False
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # Unwritten memory is never read.
+    # Filling uninitialized memory would only cost time: it is never read.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     torch.cuda.set_device(device)
 
 
@@ -86,13 +89,13 @@ def deterministic_algorithms(device: torch.device) -> Iterator[None]:
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """Return a view of the array on the CPU, else a copy whose transfer continues while Python goes on."""
+    """Return an array as a tensor: a view on the CPU, else a copy whose transfer continues after the call."""
     tensor = torch.from_numpy(array)
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 class _PinnedBuffers:
-    """Two pieces of pinned memory, as concurrent copies of CUDA need: one is in transfer, one in use."""
+    """Two buffers of pinned memory for concurrent copies of CUDA: one buffer is in transfer while the CPU uses the other."""
 
     def __init__(self, device: torch.device, elements: int) -> None:
         is_cuda = device.type == "cuda"
@@ -104,7 +107,7 @@ class _PinnedBuffers:
             self._arrived[number % 2].record()
 
     def at_rest(self, number: int, elements: int) -> Tensor:
-        """Return piece `number` of a copy, after its previous transfer has ended."""
+        """Return the buffer for piece `number` of a vector, after the previous transfer of this buffer has ended."""
         if self._arrived:
             self._arrived[number % 2].synchronize()
         return self._pieces[number % 2][:elements]
@@ -112,7 +115,7 @@ class _PinnedBuffers:
 
 @contextmanager
 def _copiers(elements: int) -> Iterator[Callable[..., None]]:
-    """Provide a function that applies a numpy operation to the same shares of pieces, each in a thread."""
+    """Provide a function that applies a numpy operation to vectors of at most `elements` elements, in several threads."""
     threads = min(COPIERS_MAX, torch.get_num_threads())
     share = -(-elements // threads)
     shares = [slice(start, start + share) for start in range(0, elements, share)]
@@ -125,7 +128,7 @@ def _copiers(elements: int) -> Iterator[Callable[..., None]]:
 
 
 def upload_vector(array: npt.NDArray[np.float32], target: Tensor, elements: int = PIECE_ELEMENTS) -> None:
-    """Copy a flat vector, which may be a read-only memory map, into one on a device."""
+    """Copy a flat vector, which may be a read-only memory map, into the vector `target` on a device."""
     elements = min(elements, len(array))
     pieces = _PinnedBuffers(target.device, elements)
     with _copiers(elements) as share_out:
@@ -139,7 +142,7 @@ def upload_vector(array: npt.NDArray[np.float32], target: Tensor, elements: int 
 
 @torch.no_grad()
 def subtract_device_vector(array: npt.NDArray[np.float32], of: Tensor, elements: int = PIECE_ELEMENTS) -> npt.NDArray[np.float32]:
-    """Return `array` − `of`, for flat vectors of which `of` is on a device."""
+    """Return `array` − `of` for flat vectors. `of` is on a device."""
     elements = min(elements, len(array))
     found, pieces, starts = np.empty_like(array), _PinnedBuffers(of.device, elements), range(0, len(array), elements)
 
@@ -159,5 +162,5 @@ def subtract_device_vector(array: npt.NDArray[np.float32], of: Tensor, elements:
 
 
 def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
-    """Return a tensor as an array; on the CPU a view."""
+    """Return a tensor as an array. The array is a view if the tensor is on the CPU."""
     return np.asarray(tensor.detach().cpu().numpy())

@@ -38,12 +38,12 @@ from training.transformer import ModelSpec
 
 log = logging.getLogger("peer")
 DEFAULT_RESOURCES = EngineResources()
-PARALLEL_ELEMENTS = 1 << 20  # elements with which torch uses all threads
+PARALLEL_ELEMENTS = 1 << 20  # elements of a tensor that is large enough for torch to use all threads
 FLOAT_BYTES = 4
 MB = 1_000_000
-# Float32 numbers for each parameter: its value, its gradient, its weight decay mask, and two moments.
+# Float32 numbers in memory for each parameter: its value, its gradient, its weight decay mask, and two moments.
 KEPT = 5
-OF_VOCABULARY = 3  # float32 numbers for each logit: its value, its logarithm, and its gradient
+OF_VOCABULARY = 3  # float32 numbers in memory for each logit: its value, its logarithm, and its gradient
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def no_subnormal_numbers() -> Iterator[None]:
     """Treat numbers below 2^-126 as zero, in this thread and in threads that torch starts here (`start_torch_threads`).
 
     A processor takes twenty times as long with such numbers, and a liar could choose an initial state of a replay that has them.
-    It must not enclose exact arithmetic, which needs them.
+    This context must not enclose exact arithmetic, which needs subnormal numbers.
     """
     torch.set_flush_denormal(True)
     try:
@@ -61,10 +61,10 @@ def no_subnormal_numbers() -> Iterator[None]:
 
 
 def start_torch_threads(count: int | None) -> None:
-    """Let torch start this many threads (None: its default), once in a process and before any other use of them.
+    """Let torch start this many threads (None: its default).
 
-    A torch thread keeps its treatment of subnormal numbers from its start. A later `no_subnormal_numbers` in the calling thread
-    does not change it.
+    It must be called once in a process, before torch first uses threads. A torch thread keeps its treatment of subnormal numbers
+    from its start. A later `no_subnormal_numbers` in the calling thread does not change it.
     """
     if count is not None:
         torch.set_num_threads(count)
@@ -89,7 +89,7 @@ class TorchEngine:
         if most is not None and most < self.micro_batch:
             what = "job %r: micro-batches of %d sequences instead of %d, because of memory_mb_max %d"
             log.warning(what, spec.name, most, self.micro_batch, resources.memory_mb_max)
-            self.micro_batch = most  # The number is halved when memory runs out.
+            self.micro_batch = most  # `accumulate_gradient` halves this number when memory runs out.
         self.first_parameters = first
         self.required_model: RequiredModel | None = None
         self.required_files: Mapping[bytes, Path] = {}
@@ -105,15 +105,15 @@ class TorchEngine:
         self.model = GPT(self.spec, self.device)
         self.model.recompute = self._resources.recompute
         self._decayed = to_device(weight_decay_mask(self.spec), self.device)
-        self._loaded: Float32Array | None = None  # the model's parameters, while it generates text
+        self._loaded: Float32Array | None = None  # parameters that the model has for the generation of text; None: other ones
 
     def load_parameters(self, parameters: Float32Array) -> None:
         assert parameters.shape == (layout_of(self.spec).size,) and parameters.dtype == np.float32
         self.model.load_parameters(parameters)
-        self._loaded = None  # The caller may change them.
+        self._loaded = None  # The caller may change the parameters.
 
     def read_parameters(self) -> Float32Array:
-        """Return the current parameters; on the CPU a view."""
+        """Return the model's current parameters. The array is a view if the model is on the CPU."""
         return to_numpy(self.model.parameters)
 
     def _moved_from(self, parameters: Float32Array) -> Float32Array:
@@ -136,7 +136,7 @@ class TorchEngine:
         declaration: Declaration | None = None,
         taken: int | None = None,
     ) -> tuple[Float32Array, Sequence[float]]:
-        """Return Δ of `trainer` in `round`, and the mean loss of each step.
+        """Return the Δ that `trainer` has to compute in `round`, and the mean loss of each step.
 
         Δ is θ_before − θ_after of the inner steps, or the clipped gradient where the job sends gradients. Without `inner` the
         steps start from a fresh inner state.
@@ -162,14 +162,14 @@ class TorchEngine:
         return to_numpy(self.model.gradients).copy()
 
     def make_optimizer(self, inner: InnerState | None = None) -> AdamW | Muon:
-        """Return the job's optimizer, with its own copy of the given moments, or zeros."""
+        """Return the job's optimizer, with its own copy of the moments in `inner`; without `inner` all moments are zero."""
         moments = to_device(inner.moments.copy(), self.device) if inner else None
         return make_inner_optimizer(self.spec, self.model, self._decayed, moments, inner.steps if inner else 0)
 
     def draw_batch(
         self, job: bytes, round: int, trainer: bytes, step: int, size: int, declaration: Declaration | None = None
     ) -> npt.NDArray[np.int64]:
-        """Return the numbers of the examples of one inner step, which the objective draws."""
+        """Return the numbers of the examples that the objective draws for one inner step."""
         return self.spec.resolved_objective.draw_examples(
             self.spec, InnerStep(job, round, trainer, step), size, self.tokens, declaration
         )
@@ -183,7 +183,8 @@ class TorchEngine:
                 with deterministic_algorithms(self.device) if self._is_strict else nullcontext():
                     return self._accumulate(drawn, on_step, declaration)
             except (MemoryError, RuntimeError) as error:
-                if self._is_strict and "deterministic" in str(error):  # The message of torch without such an algorithm.
+                # Torch reports that an operation has no deterministic algorithm.
+                if self._is_strict and "deterministic" in str(error):
                     log.warning("job %r: results of this device may differ between executions: %s", self.spec.name, error)
                     self._is_strict = False
                     continue
@@ -192,13 +193,15 @@ class TorchEngine:
             self.micro_batch //= 2
             log.warning("job %r: out of memory; micro-batches of %d sequences from now on", self.spec.name, self.micro_batch)
             if self.device.type == "cuda":
-                torch.cuda.empty_cache()  # The free memory is fragmented into pieces of other sizes.
+                # Cached free memory consists of pieces of the former sizes, which the smaller micro-batches cannot use.
+                torch.cuda.empty_cache()
 
     def _accumulate(self, drawn: npt.NDArray[np.int64], on_step: OnProgress, declaration: Declaration | None) -> float:
         if self._refer:
             self._refer(self, drawn, on_step)
         self.model.gradients.zero_()
-        total = torch.zeros((), dtype=torch.float64, device=self.device)  # It is read once, to wait for an accelerator once.
+        # The sum is on the device and is read once, since each read waits for the accelerator.
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
         for start in range(0, len(drawn), self.micro_batch):
             part = drawn[start : start + self.micro_batch]
             examples = self.spec.resolved_objective.batch_arrays(self.spec, part, self.tokens, declaration)
@@ -237,7 +240,7 @@ class TorchEngine:
 
         def before_pass() -> None:
             on_step()
-            if self._loaded is not parameters:  # Another computation has replaced them since the last token.
+            if self._loaded is not parameters:  # Another computation has replaced the model's parameters since the last token.
                 self.load_parameters(parameters)
                 self._loaded = parameters
 
@@ -247,7 +250,10 @@ class TorchEngine:
         longest = max(map(len, stops), default=0)
 
         def ends(made: Sequence[int]) -> bool:
-            """Return true if the last token completes a stop text. Every token has at least one byte."""
+            """Return true if the last token completes a stop text.
+
+            Every token has at least one byte, so a bounded number of tokens is checked.
+            """
             tail = self.tokenizer.decode(made[-longest:])
             return any(text in tail for text in stops)
 
@@ -258,7 +264,7 @@ class TorchEngine:
 def sequence_bytes(model: ModelSpec, recompute: bool) -> int:
     """Return the bytes of one sequence of a micro-batch: all that a pass keeps for the gradient.
 
-    With `recompute`, layers keep their inputs, and one layer at a time keeps the rest.
+    With `recompute`, all layers keep their inputs, and only one layer at a time keeps its other results.
     """
     blocks: list[type[TorchBlock]] = [layer_implementation(NAME, name) for name in (model.attention, model.feed_forward)]
     layer = sum(block.saved_floats(model) for block in blocks)
@@ -267,7 +273,7 @@ def sequence_bytes(model: ModelSpec, recompute: bool) -> int:
 
 
 def sequences_that_fit(spec: JobSpec, resources: EngineResources) -> int | None:
-    """Return how many sequences fit into one micro-batch, at least 1, which training needs. None: there is no bound."""
+    """Return how many sequences of a micro-batch fit into the memory of `resources`, at least 1. None: there is no bound."""
     if not resources.memory_mb_max:
         return None
     parts = resources.gpus if resources.parallel is ParallelMode.FSDP else 1
@@ -280,7 +286,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def compile_loss(loss: Callable[..., Tensor], job: str) -> Callable[..., Tensor]:
-    """Return the loss, compiled at its first use. If the compiler fails for any reason, the loss itself is used."""
+    """Return the loss function, compiled at its first use.
+
+    If the compiler fails for any reason, the uncompiled function is used.
+    """
     known: list[Callable[..., Tensor]] = [torch.compile(loss)]
 
     def tried(*arguments: Any) -> Tensor:
@@ -301,6 +310,9 @@ def compile_loss(loss: Callable[..., Tensor], job: str) -> Callable[..., Tensor]
 
 
 def autocast_context(spec: JobSpec, device: torch.device) -> AbstractContextManager[None]:
-    """Return the context for matrix products in a loss. Metrics are computed in float32 on all peers."""
+    """Return a context manager that sets the job's precision of matrix products in a loss.
+
+    Metrics are computed in float32 on all peers.
+    """
     is_half = spec.precision is Precision.BF16
     return torch.autocast(device.type, torch.bfloat16, enabled=is_half)

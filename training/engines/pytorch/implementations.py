@@ -22,17 +22,18 @@ from training.engines.pytorch.layers import TorchAttention, TorchSwiGlu
 from training.engines.pytorch.model import GPT
 from training.job_spec import JobSpec
 
-EVALUATION_TOKENS_MAX = 16_384  # tokens of the held-out part, evenly spaced: below 0.2 s on one thread with the default model
-EVALUATION_BATCH_TOKENS = 4_096  # tokens of one forward pass, whose largest tensor, the logits, then has 4 MB for bytes
+# Most held-out tokens in one measurement: it takes less than 0.2 s on one thread with the default model.
+EVALUATION_TOKENS_MAX = 16_384
+EVALUATION_BATCH_TOKENS = 4_096  # tokens of one forward pass: the largest tensor, the logits, has 4 MB if tokens are bytes
 
 
 def next_token_loss(model: GPT, x_BT: Tensor, y_BT: Tensor) -> Tensor:
     """Return the mean cross-entropy of the next token, in nats."""
-    return model.loss(x_BT, y_BT)  # A model of another class has another loss.
+    return model.loss(x_BT, y_BT)  # Subclasses of the model may have another loss.
 
 
 def held_out_bits(model: GPT, spec: JobSpec, tokens: TokenizedText, on_step: OnProgress) -> Mapping[str, float]:
-    """Return held-out bits per byte over fixed windows; nothing if the job has no held-out part."""
+    """Return the held-out bits per byte over fixed windows, by the metric's name; nothing if the job has no held-out part."""
     held_out, context = tokens.held_out, spec.model.context
     if len(held_out) <= context:
         return {}
@@ -47,7 +48,7 @@ def total_nats(
     token_bytes: npt.NDArray[np.int64],
     on_step: OnProgress = lambda: None,
 ) -> tuple[float, int]:
-    """Return the nats of all tokens of these windows except the first of each, and the number of bytes that they stand for."""
+    """Return the summed loss in nats over these windows, and the number of bytes of the predicted tokens."""
     context, nats, bytes_seen = model.spec.context, 0.0, 0
     for batch in np.array_split(starts, max(1, len(starts) * context // EVALUATION_BATCH_TOKENS)):
         x_BT, y_BT = (tensor.to(model.device) for tensor in window_batch(tokens, batch, context))
@@ -58,13 +59,16 @@ def total_nats(
 
 
 def evaluation_windows(held_out: int, context: int, tokens_max: int = EVALUATION_TOKENS_MAX) -> npt.NDArray[np.int64]:
-    """Return the starts of windows: side by side over a small part, otherwise spread evenly over it."""
+    """Return the starts of windows in a held-out part.
+
+    The windows are adjacent in a small part, and spread evenly over a large one.
+    """
     count = min((held_out - 1) // context, max(1, tokens_max // context))
     return np.linspace(0, held_out - 1 - context, count).astype(np.int64)
 
 
 def window_batch(tokens: TokenArray, starts: npt.NDArray[np.int64], context: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and next-token targets of shape (B, T)."""
+    """Return the inputs and the next-token targets of these windows as tensors of shape (B, T)."""
     x_BT, y_BT = sequence_batch(tokens, starts, context)
     return torch.from_numpy(x_BT), torch.from_numpy(y_BT)
 

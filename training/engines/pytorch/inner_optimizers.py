@@ -1,7 +1,6 @@
 """Inner optimizers: AdamW (Loshchilov & Hutter 2019) on one flat vector for the whole model, and Muon.
 
-Each takes a few vector operations per step. They are written here, since an import of `torch.optim` costs 70 MB of the worker's
-memory.
+A step of each takes a few vector operations. `torch.optim` is not used, since its import costs 70 MB of the worker's memory.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ ADAMW_RMS = 0.2  # root mean square of an AdamW step at rate 1, as measured by L
 
 
 def make_inner_optimizer(spec: JobSpec, model: GPT, decayed: Tensor, moments: Tensor | None, steps: int) -> AdamW | Muon:
-    """Return the job's inner optimizer after `steps` steps, with these moments (None: zero)."""
+    """Return the job's inner optimizer in its state after `steps` steps, with the given moments (None: all are zero)."""
     if spec.inner is InnerOptimizerKind.MUON:
         return Muon(model.parameters, model.gradients, spec, moments, steps)
     return AdamW(model.parameters, model.gradients, decayed, spec, moments, steps)
 
 
 def weight_decay_mask(spec: JobSpec) -> Float32Array:
-    """Return 1 where weight decay applies and 0 elsewhere, shape (parameters,)."""
+    """Return a vector of shape (parameters,): 1 where weight decay applies, and 0 elsewhere."""
     layout = layout_of(spec)
     found = np.zeros(layout.size, dtype=np.float32)
     for tensor in layout.tensors:
@@ -45,7 +44,7 @@ def weight_decay_mask(spec: JobSpec) -> Float32Array:
 
 
 class AdamW:
-    """AdamW. Its moments start at zero, or continue from earlier ones."""
+    """The AdamW optimizer. Its moments start at zero, or continue from the moments of an earlier optimizer."""
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class AdamW:
 
 @torch.no_grad()
 def clip_gradients(gradients: Tensor, limit: float) -> float:
-    """Scale the gradients down to a norm of at most `limit`, in place. Return their norm before."""
+    """Scale the gradients down to a norm of at most `limit`, in place. Return their norm before scaling."""
     norm = float(gradients.norm())
     if norm > limit:
         gradients.mul_(limit / norm)
@@ -100,12 +99,15 @@ def adamw_step(
     rate: float,
     steps: int,
 ) -> None:
-    """Take one AdamW step in place; `steps` counts this one. Weight decay applies where `decayed` is 1; None: nowhere."""
+    """Take one AdamW step in place. `steps` is the number of steps, including this one.
+
+    Weight decay applies where `decayed` is 1; None: nowhere.
+    """
     first.lerp_(gradients, 1 - spec.beta1)
     second.mul_(spec.beta2).addcmul_(gradients, gradients, value=1 - spec.beta2)
     if spec.weight_decay and decayed is not None:
         parameters.addcmul_(parameters, decayed, value=-rate * spec.weight_decay)
-    # Bias corrections are part of the rate and the root, which saves two passes over the vector.
+    # Bias corrections are applied to the rate and the root instead of the moments, which saves two passes over the vector.
     first_correction = 1 - spec.beta1**steps
     second_correction = 1 - spec.beta2**steps
     root = second.sqrt().div_(math.sqrt(second_correction)).add_(ADAMW_EPSILON)
@@ -113,7 +115,7 @@ def adamw_step(
 
 
 def decay_ranges(decayed: Tensor) -> list[tuple[slice, bool]]:
-    """Return ranges of neighbouring elements that all have weight decay, or all have none."""
+    """Return the ranges of consecutive elements with equal weight decay, each with true if weight decay applies to it."""
     ends = ((decayed[1:] != decayed[:-1]).nonzero().flatten() + 1).tolist()
     starts = [0, *ends]
     decays = decayed[starts].tolist()
@@ -131,9 +133,9 @@ def fused_adamw_step(
     rate: float,
     steps: int,
 ) -> None:
-    """Take a step as `adamw_step`, with torch's fused step.
+    """Take the same step as `adamw_step`, with torch's fused AdamW.
 
-    It makes one pass over memory instead of seven, and needs no further vector.
+    It makes one pass over memory instead of seven, and needs no temporary vector.
     """
     betas = {"beta1": spec.beta1, "beta2": spec.beta2, "eps": ADAMW_EPSILON}
     for decay in (False, True):
@@ -158,7 +160,7 @@ class Muon:
 
     Every direction of a matrix then moves equally far. Vectors and the embedding are left to AdamW. Each matrix step is scaled to
     the root mean square of AdamW's (Liu et al. 2025, arXiv:2502.16982, section 2.2), so that one rate and one weight decay serve
-    both. Its moments start at zero, or continue from earlier ones.
+    both optimizers. The moments start at zero, or continue from earlier ones.
     """
 
     def __init__(
@@ -169,7 +171,7 @@ class Muon:
         moments: Tensor | None = None,
         steps: int = 0,
     ) -> None:
-        """Work on `parameters`, `gradients` and `moments` in place. `spec.beta1` is the momentum of the matrices too.
+        """Work on `parameters`, `gradients` and `moments` in place. `spec.beta1` is also the momentum of the matrices.
 
         `moments` has shape (`inner_state.inner_size`,), in the order of `inner_state.moment_slots`, after `steps` steps.
         """
@@ -198,16 +200,16 @@ class Muon:
         for tensor in self._matrices:
             weights, gradients, momentum = (vector[tensor.elements].view(tensor.shape) for vector in vectors)
             momentum.lerp_(gradients, 1 - beta)
-            direction = orthogonalize(gradients.lerp(momentum, beta))  # Nesterov momentum counts this gradient a second time.
+            direction = orthogonalize(gradients.lerp(momentum, beta))  # Nesterov momentum: the gradient counts a second time.
             weights.mul_(1 - rate * decay)
             weights.add_(direction, alpha=-rate * ADAMW_RMS * max(weights.shape) ** 0.5)
         return norm
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """Return the matrix with singular values moved near 1, by an odd polynomial applied five times, in float32."""
+    """Return `matrix` with all singular values moved near 1: an odd polynomial is applied five times in float32."""
     a, b, c = NEWTON_SCHULZ
-    wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix  # The products then have the smaller side.
+    wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix  # The matrix products have the size of the smaller side.
     x = wide / (wide.norm() + MUON_EPSILON)
     for _ in range(NEWTON_SCHULZ_STEPS):
         square = x @ x.T

@@ -22,29 +22,30 @@ from torch.nn import functional as F
 from training.engines.pytorch.device import CPU
 from training.transformer import ModelSpec
 
-ROWS = 4  # rows of a matrix; with fewer rows, libraries add in another order
-KEYS = 64  # keys of a block; over whole blocks, attention adds in the same order
+ROWS = 4  # least rows of a matrix in a product: with fewer rows, libraries add in another order
+KEYS = 64  # keys and values of a block of the cache: over whole blocks, attention always adds in the same order
 
-# The implementation of a kind of linear layer: (…, inputs) and weights (outputs, inputs) → (…, outputs). The weights may be those
-# of several matrices side by side, so each row is computed separately.
+# The implementation of a kind of linear layer: a function of inputs (…, inputs) and weights (outputs, inputs), which returns (…,
+# outputs). The weights may consist of several matrices, one below the other, so the result of each row must not depend on other
+# rows.
 TorchLinear = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardPass:
-    """The place of a block in a pass over the model."""
+    """The arguments of a block that depend on its layer and on the pass over the model."""
 
     layer: int = 0
-    start: int = 0  # number of tokens before the first one of the pass
+    start: int = 0  # number of tokens before the first token of the pass
     cache: KVCache | None = None
-    last: int | None = None  # number of positions at the end that are used after this layer; None: all
+    last: int | None = None  # Later layers use only this number of positions at the end. None: all.
 
 
 class TorchBlock(ABC):
     """The implementation of a kind of block. One object serves all layers of a model, and has no parameters."""
 
-    # Leaf of autograd → names of parameters of the block, without the layer's prefix. They lie side by side in the flat vector
-    # and form one tensor. The leaves contain all parameters of the block.
+    # For each leaf of autograd, the names of its parameters without the layer's prefix. The parameters of a leaf are neighbours
+    # in the flat vector and form one tensor. All leaves together contain all parameters of the block.
     leaves: ClassVar[Mapping[str, tuple[str, ...]]]
 
     def __init__(self, spec: ModelSpec, linear: TorchLinear, device: torch.device) -> None:
@@ -52,7 +53,7 @@ class TorchBlock(ABC):
 
     @abstractmethod
     def forward(self, x_BTC: Tensor, weights: Mapping[str, Tensor], at: ForwardPass) -> Tensor:
-        """Return the residual stream after the block. `weights` has the leaves of the layer's blocks by name."""
+        """Return the residual stream after the block. `weights` contains the leaves of all blocks of the layer, by name."""
 
     @staticmethod
     @abstractmethod
@@ -76,8 +77,9 @@ class TorchAttention(TorchBlock):
 
     @staticmethod
     def saved_floats(spec: ModelSpec) -> int:
-        # width: inputs, normalised inputs with and without weights, queries before and after the rotation, output of the heads;
-        # kv_width: keys before and after the rotation, values; heads: sums of the attention's weights, and roots of the norm
+        # Floats of size `width`: inputs, normalised inputs with and without weights, queries before and after the rotation,
+        # outputs of the heads. Floats of size `kv_width`: keys before and after the rotation, values. Floats of size `heads`:
+        # sums of the attention weights, and roots of the norm.
         kv_width = spec.kv_heads * spec.width // spec.heads
         return 6 * spec.width + 3 * kv_width + 2 * spec.heads
 
@@ -108,7 +110,7 @@ class TorchAttention(TorchBlock):
         return out_BHTD.transpose(1, 2).reshape(batch, length, width)
 
     def _rotate(self, x_BTND: Tensor, start: int) -> Tensor:
-        """Turn each pair of features (d, d + D/2) by an angle that grows with the position."""
+        """Return the tensor with each pair of features (d, d + D/2) turned by an angle that grows with the position."""
         length, half = x_BTND.shape[1], x_BTND.shape[3] // 2
         cos_TD, sin_TD = (table[start : start + length, None] for table in (self.cos_TD, self.sin_TD))
         return (x_BTND * cos_TD + x_BTND.roll(half, -1) * sin_TD).type_as(x_BTND)
@@ -123,7 +125,8 @@ class TorchSwiGlu(TorchBlock):
 
     @staticmethod
     def saved_floats(spec: ModelSpec) -> int:
-        # Inputs, normalised inputs with and without weights; gate, up, the gate's activation, and their product.
+        # Floats of size `width`: inputs, normalised inputs with and without weights. Floats of size `hidden`: gate, up, the
+        # gate's activation, and the product of up and activation.
         return 3 * spec.width + 4 * spec.hidden
 
     def forward(self, x_BTC: Tensor, weights: Mapping[str, Tensor], at: ForwardPass) -> Tensor:
@@ -132,7 +135,7 @@ class TorchSwiGlu(TorchBlock):
 
 
 class KVCache:
-    """Keys and values of the tokens seen so far, for each layer.
+    """The cache of attention: keys and values of all earlier tokens, for each layer.
 
     With `is_steady`, and passes over multiples of `ROWS` tokens, the bits of results on a CPU do not depend on how the tokens
     were divided into passes. A library adds in another order for fewer rows, and for another number of keys. Keys and values are
@@ -142,12 +145,13 @@ class KVCache:
     def __init__(self, spec: ModelSpec, sequences: int = 1, device: torch.device = CPU, is_steady: bool = False) -> None:
         tokens = -(-(spec.context + ROWS - 1) // KEYS) * KEYS if is_steady else spec.context
         shape = (spec.layers, sequences, spec.kv_heads, tokens, spec.width // spec.heads)
-        made = torch.zeros if is_steady else torch.empty  # Data beyond `length` are masked, or never read.
+        # A steady cache reads zeros beyond `length`, which are masked. Other caches never read there.
+        made = torch.zeros if is_steady else torch.empty
         self.keys, self.values = made(shape, device=device), made(shape, device=device)
         self.is_steady, self.length, self.beyond = is_steady, 0, 0
 
     def keep_sequences(self, sequences: list[int]) -> None:
-        """Keep only these sequences."""
+        """Keep only the keys and values of these sequences, in this order."""
         self.keys, self.values = self.keys[:, sequences], self.values[:, sequences]
 
     def extend(self, layer: int, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,8 +3,8 @@
 It has an embedding, layers of the kinds that the job names (`training.engines.pytorch.layers`), RMSNorm (Zhang 2019), and an
 output layer, which is the embedding or a separate matrix.
 
-Its parameters are views of one flat float32 vector in the canonical order of `training.replicated.tensor_layout`. To load, update
-or read them takes one copy. Suffixes name the axes: B sequences, T tokens, C features (width), V vocabulary.
+Its parameters are views of one flat float32 vector in the canonical order of `training.replicated.tensor_layout`. One copy is
+enough to load, update or read all parameters. Suffixes name the axes: B sequences, T tokens, C features (width), V vocabulary.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from training.replicated.tensor_layout import Float32Array, layout_of
 from training.transformer import EMBEDDING, FINAL_NORM, FIRST_TOKEN_VECTOR, HEAD, OUTPUT_MATRIX, layer_parameters
 
 NAME = "pytorch"  # name of the engine
-KEEPING_INPUTS: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}  # The model has no random operation.
+# Arguments of torch's `checkpoint`. The model has no random operation.
+KEEPING_INPUTS: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
 
 
 class _CrossEntropy(torch.autograd.Function):
     """The sum of −log p[y], with a gradient that is exact to rounding for any certainty of the model.
 
-    torch's gradient for the right token is p[y] − 1. If p is nearly 1, only rounding errors are left. Processors differ in them
-    by far more than a replay tolerates, and AdamW turns them into steps. Here it is minus the sum of the other tokens' p.
+    torch's gradient for the right token is p[y] − 1. If p is nearly 1, only rounding errors are left. Processors differ in these
+    errors by far more than a replay tolerates, and AdamW turns the errors into steps. The gradient of this class is minus the sum
+    of p over all other tokens.
     """
 
     @staticmethod
@@ -45,19 +47,19 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         logp_NV, y_N = ctx.saved_tensors
-        p_NV, y_N1 = logp_NV.exp_(), y_N.unsqueeze(1)  # The operation is in place, since nothing reads the input afterwards.
+        p_NV, y_N1 = logp_NV.exp_(), y_N.unsqueeze(1)  # exp is computed in place, since nothing reads `logp_NV` afterwards.
         p_NV.scatter_(1, y_N1, 0.0)
         p_NV.scatter_(1, y_N1, -p_NV.sum(dim=1, keepdim=True))
         return p_NV.mul_(gradients[0]), None
 
 
 class GPT:
-    """A model that computes on the flat vector `parameters`. Gradients accumulate in the flat vector `gradients`."""
+    """A transformer that computes on the flat vector `parameters`. Gradients accumulate in the flat vector `gradients`."""
 
     def __init__(self, job: JobSpec, device: torch.device = CPU) -> None:
         layout, spec = layout_of(job), job.model
         self.job, self.spec, self.device = job, spec, device
-        self.recompute = False  # True if layers keep only their inputs, and are recomputed for the gradient.
+        self.recompute = False  # True if a pass stores only the inputs of layers, and computes the layers again for the gradient.
         self._tensors = {tensor.name: tensor for tensor in layout.tensors}
         self._allocate(layout.size)
         learns = not job.resolved_objective.freezes_layers(job)
@@ -66,13 +68,14 @@ class GPT:
         self.final_norm_C = self._view(FINAL_NORM)
         linear: TorchLinear = layer_implementation(NAME, spec.linear)
         kinds: list[type[TorchBlock]] = [layer_implementation(NAME, name) for name in (spec.attention, spec.feed_forward)]
-        self.blocks = [kind(spec, linear, device) for kind in kinds]  # blocks of each layer
+        self.blocks = [kind(spec, linear, device) for kind in kinds]  # attention and feed-forward block, which all layers share
         self.layers = [self._layer(f"layers.{index}.", learns) for index in range(spec.layers)]
-        self.heads = {name: self._view(name) for name in self._tensors if name.startswith(HEAD)}  # vectors of shape (C,), if any
+        # Vectors of shape (C,) by name, for objectives that have heads.
+        self.heads = {name: self._view(name) for name in self._tensors if name.startswith(HEAD)}
         self.first_C = self.heads.get(FIRST_TOKEN_VECTOR)
 
     def _layer(self, prefix: str, learns: bool) -> Mapping[str, Tensor]:
-        """Return the leaves of a layer's blocks by name."""
+        """Return the tensors (leaves of autograd) of a layer's blocks by name."""
         leaves = {leaf: names for block in self.blocks for leaf, names in block.leaves.items()}
         found = {leaf: self._view(*(f"{prefix}{name}" for name in names), learns=learns) for leaf, names in leaves.items()}
         assert sum(map(len, leaves.values())) == len(layer_parameters(self.spec)), "a block leaves out a parameter"
@@ -83,7 +86,7 @@ class GPT:
         self.gradients = torch.zeros(size, device=self.device)
 
     def _view(self, *names: str, learns: bool = True) -> Tensor:
-        """Return neighbouring tensors as one leaf of autograd, whose gradient is a view of `gradients`.
+        """Return neighbouring tensors as one tensor, a leaf of autograd whose gradient is a view of `gradients`.
 
         The gradient of a leaf that does not learn stays zero.
         """
@@ -100,7 +103,7 @@ class GPT:
         return slice(start, stop), (sum(tensor.shape[0] for tensor in tensors), *tensors[0].shape[1:])
 
     def load_parameters(self, parameters: Float32Array) -> None:
-        """Copy this vector into the parameters. It may be a read-only memory map."""
+        """Copy the vector `parameters`, which may be a read-only memory map, into the model."""
         if self.device.type == "cpu":
             np.copyto(self.parameters.numpy(), parameters)
         else:
@@ -126,7 +129,7 @@ class GPT:
         if self.first_C is not None and start == 0:
             x_BTC = torch.cat((x_BTC[:, :1] + self.first_C, x_BTC[:, 1:]), dim=1)
         for index, layer in enumerate(self.layers):
-            wanted = last if index == len(self.layers) - 1 else None  # Later code reads no other positions.
+            wanted = last if index == len(self.layers) - 1 else None  # After the last layer, only these positions are read.
             at = ForwardPass(index, start, cache, wanted)
             if self.recompute and torch.is_grad_enabled():
                 x_BTC = checkpoint(self._through, layer, x_BTC, at, **KEEPING_INPUTS)
@@ -137,7 +140,7 @@ class GPT:
         return F.rms_norm(x_BTC, self.final_norm_C.shape, self.final_norm_C, self.spec.norm_epsilon)
 
     def _through(self, layer: Any, x_BTC: Tensor, at: ForwardPass) -> Tensor:
-        """Return the residual stream after a layer, restricted to its last positions if `at.last` is set."""
+        """Return the residual stream after a layer. If `at.last` is set, it has only this number of positions, the last ones."""
         for block in self.blocks:
             x_BTC = block.forward(x_BTC, layer, at)
         return x_BTC

@@ -1,4 +1,4 @@
-"""The process of `peer evaluate`: `python -m training.engines.pytorch.model_evaluation FOLDER TEXT TOKENS` prints JSON."""
+"""The program of `peer evaluate`: `python -m training.engines.pytorch.model_evaluation FOLDER TEXT TOKENS` prints JSON."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from training.engines.pytorch.model import GPT
 from training.formats.huggingface_model import open_huggingface_model
 from training.job_spec import JobSpec
 
-NATS_MAX: Final = 700.0  # nats per token; e to a higher power overflows
-TEXT_BYTES_MAX: Final = 64 << 20  # bytes of text in memory, and again as tokens
+NATS_MAX: Final = 700.0  # largest loss in nats per token: e to a higher power overflows
+TEXT_BYTES_MAX: Final = 64 << 20  # bytes of a text: the text is in memory, and its tokens, too
 
 
 def evaluate_model(folder: Path, text: Path, tokens_max: int) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def evaluate_model(folder: Path, text: Path, tokens_max: int) -> dict[str, Any]:
         "nats_per_token": nats / tokens,
         "perplexity": math.exp(nats / tokens),
         "tokens": tokens,
-        "of_tokens": len(known) - 1,  # The first token has no context.
+        "of_tokens": len(known) - 1,  # The first token is not predicted.
     }
 
 

@@ -1,8 +1,9 @@
-"""An engine of several processes, one for each device. They are one trainer.
+"""An engine with several processes, one for each device, which are one trainer together.
 
-This process leads, and the others execute its commands (`rank_models.py`). They are started by its command line and end with it,
-since their standard input, which carries commands, is then closed. If one of them ends, or fails while the others wait for it,
-this process ends, too. Its supervisor starts all of them again.
+The leader is the worker process. It starts helper processes by its own command line, and they execute its commands
+(`rank_models.py`). Helper processes read commands from their standard input, and end when it is closed at the leader's end. If a
+helper process ends, or fails while other processes wait for it, the leader ends, too. The supervisor then starts the leader
+again.
 """
 
 from __future__ import annotations
@@ -56,14 +57,17 @@ from training.replay.inner_state import InnerState
 from training.replicated.tensor_layout import Float32Array
 
 log = logging.getLogger("peer")
-# Timeout of operations of all processes: on a layer's tensors, and at most on a model of 30 GB over a bus.
+# Timeout in seconds of an exchange between all processes: of a layer's tensors, or at most of a model of 30 GB over a bus.
 EXCHANGE_SECONDS_MAX = 600.0
-END_SECONDS = 5.0  # wait until a process with broken connections has ended, too
+END_SECONDS = 5.0  # seconds to wait for the end of another process after a connection to it broke
 LOOPBACK = "lo"
 
 
 def rank_device(resources: EngineResources, rank: int) -> torch.device:
-    """Return a GPU for each rank, or the CPU for all. Raises `UserError` if there are too few GPUs."""
+    """Return the device of a process: the GPU with the number `rank`, or the CPU for all processes.
+
+    Raises `UserError` if there are too few GPUs.
+    """
     here = devices.cuda_devices()
     if devices.select_device(resources.device) == devices.CPU:
         return devices.CPU
@@ -73,7 +77,8 @@ def rank_device(resources: EngineResources, rank: int) -> torch.device:
 
 
 def _join(store: Path, rank: int, resources: EngineResources, device: torch.device) -> None:
-    if any(name == LOOPBACK for _, name in socket.if_nameindex()):  # No data leave this machine.
+    # All processes are on this machine, so they connect over the loopback interface.
+    if any(name == LOOPBACK for _, name in socket.if_nameindex()):
         os.environ.update(GLOO_SOCKET_IFNAME=LOOPBACK, NCCL_SOCKET_IFNAME=LOOPBACK)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
@@ -84,14 +89,15 @@ def _join(store: Path, rank: int, resources: EngineResources, device: torch.devi
     )
 
 
-# The other processes ------------------------------------------------------------------------------------------------------
+# Helper processes ---------------------------------------------------------------------------------------------------------
 
 
 def run_rank(resources: EngineResources, rank: int, store: Path, orders: BinaryIO) -> NoReturn:
     """Execute commands until `orders` is closed, which happens when the leader ends."""
     waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def read() -> None:  # A thread reads, to see the end while the process waits for others.
+    # A thread reads the commands, so that the process notices the end of the leader even while it waits for other processes.
+    def read() -> None:
         try:
             while header := orders.read(worker_protocol.FRAME_HEADER_BYTES):
                 length, _ = worker_protocol.parse_header(header)
@@ -114,30 +120,30 @@ def run_rank(resources: EngineResources, rank: int, store: Path, orders: BinaryI
             raise
 
 
-# The process that leads ----------------------------------------------------------------------------------------------------
+# The leader ----------------------------------------------------------------------------------------------------------------
 
 
 def exit_like_failed_rank(status: int) -> None:
-    """End this process like the other one. Its supervisor interprets an unexpected SIGKILL as lack of memory."""
+    """End this process as the failed helper process ended. The supervisor interprets an unexpected SIGKILL as lack of memory."""
     if status < 0:
         os.kill(os.getpid(), -status)
     os._exit(1)
 
 
 class RankProcesses:
-    """The other processes, and this process's own parts of the models."""
+    """The leader's handle of the helper processes, with the leader's own parts of the models."""
 
     def __init__(
         self, resources: EngineResources, command: Sequence[str], fall: Callable[[int], None] = exit_like_failed_rank
     ) -> None:
         """`command` starts a worker with these resources.
 
-        `fall` is called, in any thread, with the exit status of the first process that ended: no computation is possible any
-        more.
+        `fall` is called, in any thread, with the exit status of the first helper process that ended. No computation is possible
+        afterwards.
         """
         self.device = rank_device(resources, 0)
         self._fall, self.job_numbers, self._is_closed = fall, itertools.count(1), False
-        self._status, self._has_ended = 1, threading.Event()  # status of the first process that ended
+        self._status, self._has_ended = 1, threading.Event()  # exit status of the first helper process that ended
         self._folder = Path(tempfile.mkdtemp(prefix="folkmoot-ranks-"))
         store = self._folder / "store"
         self.processes = [
@@ -151,7 +157,7 @@ class RankProcesses:
         self.parts = RankModels(resources, self.device)
 
     def send_command(self, order: Any, given: Any = None) -> Any:
-        """Send a command to all processes and execute it. Return this process's result.
+        """Send a command to all processes and execute it in this process, too. Return this process's result.
 
         `given` are data that only this process has.
         """
@@ -161,11 +167,11 @@ class RankProcesses:
                 process.stdin.write(worker_protocol.encode_frame(0, order))
                 process.stdin.flush()
             return self.parts.execute_command(order, given)
-        except Exception as error:  # The others may now wait for data that this process will never send.
+        except Exception as error:  # The helper processes may now wait for data that this process will never send.
             log.warning("a command failed in one process of this worker: %s: %s", type(error).__name__, error)
             if is_out_of_memory(error):
                 self._end(-signal.SIGKILL)
-            self._has_ended.wait(END_SECONDS)  # Probably another process ended, and its status has the reason.
+            self._has_ended.wait(END_SECONDS)  # Probably a helper process ended, and its exit status shows the reason.
             self._end(self._status)
             raise
 
@@ -190,11 +196,11 @@ class RankProcesses:
         for process in self.processes:
             process.wait()
         dist.destroy_process_group()
-        shutil.rmtree(self._folder, ignore_errors=True)  # The process group may have written its file again.
+        shutil.rmtree(self._folder, ignore_errors=True)  # torch's process group may have written its file into the folder again.
 
 
 class _RankOptimizer:
-    """The inner optimizer of all processes together."""
+    """The inner optimizer of a model that several processes train together."""
 
     def __init__(self, crew: RankProcesses, number: int, inner: InnerState | None) -> None:
         self.steps = inner.steps if inner else 0
@@ -211,9 +217,9 @@ class _RankOptimizer:
 
 
 class ParallelEngine(TorchEngine):
-    """An engine of several processes. Only this process computes metrics and text.
+    """An engine that trains with several processes. Only this process computes metrics and text.
 
-    If no process has the whole model, it does so on the CPU.
+    If no process has the whole model, the CPU computes metrics and text.
     """
 
     def __init__(
@@ -238,12 +244,12 @@ class ParallelEngine(TorchEngine):
                 "or inner adamw in the job"
             )
         self._crew, self._number = crew, next(crew.job_numbers)
-        # A reference to an engine of this process, while anything uses one.
+        # A weak reference to the engine that this process uses alone, for metrics and texts.
         self._whole: Callable[[], TorchEngine | None] = lambda: None
         super().__init__(spec, tokens, tokenizer, first, crew.device, resources)
 
     def _prepare(self) -> None:
-        """Do nothing: the processes hold the model."""
+        """Do nothing, since the parts of the model are made in all processes by a command."""
 
     def load_parameters(self, parameters: Float32Array) -> None:
         if self._number not in self._crew.parts.open:
@@ -266,7 +272,7 @@ class ParallelEngine(TorchEngine):
     def accumulate_gradient(
         self, drawn: npt.NDArray[np.int64], on_step: OnProgress = lambda: None, declaration: Declaration | None = None
     ) -> float:
-        on_step()  # It may raise, so it must not be called while processes wait for each other.
+        on_step()  # `on_step` may raise, so it must not be called while processes wait for each other.
         examples = list(self.spec.resolved_objective.batch_arrays(self.spec, drawn, self.tokens, declaration))
         order = ComputeGradient(
             self._number, tuple(ArraySpec(array.dtype.str, array.shape) for array in examples), self.micro_batch
@@ -287,7 +293,10 @@ class ParallelEngine(TorchEngine):
         return self._alone().generate_text(parameters, prompt, how, on_step, stop)
 
     def _alone(self) -> TorchEngine:
-        """Return this process's own engine, one for all open texts. Its model is freed with the last of them."""
+        """Return the engine that this process uses alone.
+
+        All unfinished texts share it, and its model is freed with the last of them.
+        """
         if (alone := self._whole()) is None:
             device = self.device if self._resources.parallel is ParallelMode.DDP else devices.CPU
             alone = TorchEngine(self.spec, self.tokens, self.tokenizer, self.first_parameters, device)

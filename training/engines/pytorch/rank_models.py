@@ -1,7 +1,7 @@
-"""One process's part of a model that several processes train: all of it (`ddp`) or a piece of every tensor (`fsdp`).
+"""The part of one process in a model that several processes train: the whole model (`ddp`) or a piece of every tensor (`fsdp`).
 
 The leader sends the same commands to all processes and executes them itself. Between two commands no process waits for another.
-Each process computes the gradient of its share of a batch, and torch's DDP or `fully_shard` combines the gradients.
+Each process computes the gradient of its part of a batch, and torch's DDP or `fully_shard` combines the gradients.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from training.job_spec import BATCH_MAX, JobSpec
 from training.replicated.tensor_layout import Float32Array, layout_of
 from training.transformer import FIRST_TOKEN_VECTOR
 
-JOBS_MAX = 8  # jobs with models in memory; all processes close the least recently used one
-DIMENSIONS_MAX = 8  # dimensions of an array
-ARRAYS_MAX = 16  # arrays that an objective makes from a batch
+JOBS_MAX = 8  # jobs with models in memory: beyond, all processes drop the model of the least recently used job
+DIMENSIONS_MAX = 8  # most dimensions of an array
+ARRAYS_MAX = 16  # most arrays that an objective makes from a batch
 
 # Commands ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """Type and shape of an array of examples."""
+    """The type and the shape of an array of examples."""
 
-    kind: Name  # name of the type in numpy
+    kind: Name  # numpy's name of the element type
     shape: Annotated[tuple[Count, ...], Length(1, DIMENSIONS_MAX)]
 
 
@@ -63,7 +63,7 @@ class OpenRankModel:
 
 @dataclass(frozen=True, slots=True)
 class LoadParameters:
-    """Load the leader's parameters."""
+    """The command to load the leader's parameters."""
 
     TAG: ClassVar[str] = "load-parameters"
     number: Count
@@ -71,7 +71,7 @@ class LoadParameters:
 
 @dataclass(frozen=True, slots=True)
 class InitOptimizer:
-    """Make an optimizer after this many steps, with the leader's moments or with zeros."""
+    """The command to make an optimizer in its state after `steps` steps, with the leader's moments or with zeros."""
 
     TAG: ClassVar[str] = "init-optimizer"
     number: Count
@@ -81,7 +81,7 @@ class InitOptimizer:
 
 @dataclass(frozen=True, slots=True)
 class ComputeGradient:
-    """Compute the gradient of the leader's batch, whose arrays have these types and shapes."""
+    """The command to compute the gradient of the leader's batch, whose arrays have these types and shapes."""
 
     TAG: ClassVar[str] = "compute-gradient"
     number: Count
@@ -104,7 +104,7 @@ class StepOptimizer:
 
 @dataclass(frozen=True, slots=True)
 class GatherVector:
-    """Send parameters, gradients or moments to the leader."""
+    """The command to send parameters, gradients or moments to the leader."""
 
     TAG: ClassVar[str] = "gather-vector"
     number: Count
@@ -120,7 +120,7 @@ RANK_COMMANDS: tuple[type[Any], ...] = (
     StepOptimizer,
     GatherVector,
 )
-LeaderVector = Float32Array | None  # the leader's numbers; other processes pass None and receive them
+LeaderVector = Float32Array | None  # a vector in the leader; other processes pass None and receive its parts
 
 # The model as torch's modules --------------------------------------------------------------------------------------------
 
@@ -129,7 +129,7 @@ class _ModuleGPT(GPT):
     """A model whose tensors are parameters of modules, which torch can split."""
 
     def __init__(self, job: JobSpec, device: torch.device, parallel: ParallelMode) -> None:
-        self.places = dict[int, slice]()  # range of a parameter in the flat vector, by its identity
+        self.places = dict[int, slice]()  # range of each parameter in the flat vector, by the `id` of the parameter
         self._is_whole = parallel is ParallelMode.DDP
         super().__init__(job, device)
 
@@ -154,7 +154,10 @@ class _ModuleGPT(GPT):
 
 
 class _LayerModule(nn.Module):
-    """The leaves of a layer as parameters, with the same names. `fully_shard` gathers them while the layer runs."""
+    """A module with the leaves of a layer as parameters of the same names.
+
+    `fully_shard` gathers the parameters while the layer runs.
+    """
 
     def __init__(self, gpt: _ModuleGPT, layer: Mapping[str, Tensor], recompute: bool) -> None:
         super().__init__()
@@ -163,7 +166,7 @@ class _LayerModule(nn.Module):
             self.register_parameter(name, cast(nn.Parameter, leaf))
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return the current tensor for the leaf."""
+        """Return the current tensor of the leaf with this name."""
         return getattr(self, name)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
@@ -188,7 +191,7 @@ class _LossModule(nn.Module):
         self.blocks = nn.ModuleList(_LayerModule(gpt, layer, recompute) for layer in gpt.layers)
 
     def forward(self, *examples: Tensor) -> Tensor:
-        gpt = self.gpt  # The model computes with the current tensors of the parameters.
+        gpt = self.gpt  # The model's attributes are set to the current tensors of the parameters.
         gpt.embedding_VC, gpt.final_norm_C = self.embedding, self.final_norm
         gpt.output_VC = self.embedding if self.output is None else self.output
         gpt.heads = dict(zip(self.head_names, self.heads, strict=True))
@@ -196,7 +199,7 @@ class _LossModule(nn.Module):
         return self.loss(gpt, *examples)
 
 
-# Parts -------------------------------------------------------------------------------------------------------------------
+# Models of one process ---------------------------------------------------------------------------------------------------
 
 
 class RankModel(ABC):
@@ -217,7 +220,7 @@ class RankModel(ABC):
         return zip(self._places, self._net.parameters(), strict=True)
 
     def _told(self, given: LeaderVector, place: slice, shape: Any) -> Tensor:
-        """Return a range of the leader's vector, in all processes."""
+        """Broadcast a range of the leader's vector. Return it in all processes."""
         if given is None:
             told = torch.empty(shape, device=self.device)
         else:
@@ -234,14 +237,15 @@ class RankModel(ABC):
         for index, (rows, weight) in enumerate(share):
             with self._syncing(index == len(share) - 1):
                 with autocast_context(self.spec, self.device):
-                    loss = self._net(*(tensor[rows] for tensor in batch)) * (weight * self.processes)  # torch computes the mean.
+                    # Torch divides the sum over the processes by their number.
+                    loss = self._net(*(tensor[rows] for tensor in batch)) * (weight * self.processes)
                 loss.backward()
             total += loss.detach().double() / self.processes
         dist.all_reduce(total)
         return float(total)
 
     def _shared(self, form: ArraySpec, array: npt.NDArray[Any] | None) -> Tensor:
-        """Return the leader's array, in all processes. It is sent as bytes, for any type."""
+        """Broadcast the leader's array, as bytes. Return it in all processes."""
         of = np.empty(form.shape, form.kind) if array is None else np.ascontiguousarray(array)
         told = to_device(of.reshape(-1).view(np.uint8), self.device)
         dist.broadcast(told, 0)
@@ -262,7 +266,7 @@ class RankModel(ABC):
 
     @abstractmethod
     def clip_gradient(self) -> float:
-        """Clip the gradient. Return the norm of the whole gradient before."""
+        """Clip the gradient. Return the norm of the whole gradient before clipping."""
 
     @abstractmethod
     def step_optimizer(self, rate: float) -> float:
@@ -274,7 +278,7 @@ class RankModel(ABC):
 
 
 class DdpRankModel(RankModel):
-    """A model of which every process has all parameters and takes the same steps."""
+    """A model that every process has as a whole. All processes take the same steps."""
 
     mode = ParallelMode.DDP
 
@@ -282,7 +286,7 @@ class DdpRankModel(RankModel):
         super().__init__(spec, resources, device)
         self._decayed = to_device(weight_decay_mask(spec), device)
         devices = [device.index] if device.type == "cuda" else None
-        # A loss without logits does not use a separate output layer.
+        # If the model makes no text, its loss may not use a separate output layer.
         self._net = DistributedDataParallel(self._net, devices, find_unused_parameters=not spec.resolved_objective.makes_text)
 
     def _keep(self, parameter: Any, whole: Tensor) -> None:
@@ -315,7 +319,7 @@ class DdpRankModel(RankModel):
 
 
 class FsdpRankModel(RankModel):
-    """A model of which every process has some rows of each tensor and of its moments."""
+    """A model of which each process has some rows of each tensor and of its moments."""
 
     mode = ParallelMode.FSDP
 
@@ -386,7 +390,8 @@ class FsdpRankModel(RankModel):
                     _write(out, slice(start + place.start, start + place.stop), moment)
             elif what == "parameters":
                 _write(out, place, parameter)
-            elif parameter.grad is not None:  # The condition is the same in all processes.
+            # This condition has the same value in all processes, and `_write` needs all of them.
+            elif parameter.grad is not None:
                 _write(out, place, parameter.grad)
             elif out is not None:
                 out[place] = 0.0
@@ -399,13 +404,13 @@ def _gradient_of(parameter: Any) -> Tensor:
 
 
 def _write(out: LeaderVector, place: slice, tensor: Any) -> None:
-    whole = tensor.full_tensor()  # All processes take part.
+    whole = tensor.full_tensor()  # `full_tensor` waits for all processes.
     if out is not None:
         out[place] = to_numpy(whole).ravel()
 
 
 class RankModels:
-    """The models of one process. The same commands have the same effect in each process."""
+    """The parts of all jobs' models in one process. The same commands have the same effect in each process."""
 
     def __init__(self, resources: EngineResources, device: torch.device) -> None:
         self._resources, self._device = resources, device
@@ -438,10 +443,10 @@ class RankModels:
 
 
 def split_batch(drawn: int, processes: int, micro_batch: int) -> list[list[tuple[slice, float]]]:
-    """Return, for each process, the rows of its micro-batches, and the weight of each in the mean over the batch.
+    """Return, for each process, the rows of its micro-batches, and the weight of each micro-batch in the mean over the batch.
 
-    All processes have the same number of micro-batches, since each exchanges gradients. A process without an example for one
-    computes another example at weight zero.
+    All processes have the same number of micro-batches, since each exchanges gradients. A process without an example for a
+    micro-batch computes another example with weight zero.
     """
     parts = np.array_split(np.arange(drawn), processes)
     count = -(-len(parts[0]) // micro_batch)

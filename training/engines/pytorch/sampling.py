@@ -1,6 +1,6 @@
-"""Generation of text: tokens that are drawn one by one, or the best of some beams. A cache keeps the results of earlier passes.
+"""Generation of text by sampling token after token, or by a beam search. A cache stores the results of earlier passes.
 
-Suffixes as in `model`; a row B is one continuation of the prompt.
+Suffixes of names are those of `model`; B counts the continuations of the prompt.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from protocol.sampling import SamplingOptions
 from training.engines.pytorch.layers import ROWS, KVCache
 from training.engines.pytorch.model import GPT
 
-TEMPERATURE_MIN = 1e-6  # temperature below which the likeliest token is nearly certain, and quotients overflow
-PASS_TOKENS = 64  # tokens in one pass of a prompt, or of a context that slides; a proposal may have to wait for one pass
+TEMPERATURE_MIN = 1e-6  # temperature at which the likeliest token is nearly certain: at lower ones quotients overflow
+PASS_TOKENS = 64  # tokens of a prompt that one pass processes: training may have to wait for a pass
 
 BeforePass = Callable[[], None]  # a function that is called before every pass
 
 
 class DecodingState:
-    """Continuations of one prompt, all of the same length. Tokens and logits are on the CPU, for a model on any device.
+    """Continuations of one prompt, all of the same length, with the model's cache.
 
-    On a CPU, the same tokens have the same logits, bit for bit, for tokens of a prompt and for generated ones.
+    Tokens and logits are on the CPU, for a model on any device. On a CPU, the same tokens have the same logits, bit for bit, for
+    tokens of a prompt and for generated ones.
     """
 
     def __init__(self, model: GPT, prompt: Sequence[int]) -> None:
@@ -34,7 +35,7 @@ class DecodingState:
         self.tokens_BT = torch.tensor([prompt])
 
     def prefill_step(self) -> bool:
-        """Run a pass over older tokens if the cache lacks more than `logits` should process. Return true if it ran."""
+        """Process a part of the prompt if `logits` would otherwise have to process too many tokens. Return true if a pass ran."""
         self._slide()
         if self._pending <= PASS_TOKENS:
             return False
@@ -44,7 +45,7 @@ class DecodingState:
     def logits(self) -> Tensor:
         """Return the logits of the next token, (B, V), by one pass over all tokens that the cache lacks.
 
-        The context slides when it is full.
+        If the context is full, the older half of it is dropped.
         """
         self._slide()
         with torch.no_grad():
@@ -53,15 +54,15 @@ class DecodingState:
     def _slide(self) -> None:
         context = self._model.spec.context
         if self._cache.length + self._pending > context:
-            # Positions are absolute inside the cache, so it starts again from the newer half of the context.
+            # Positions in the cache are absolute, so a new cache begins with the newer half of the context.
             self._cache = KVCache(self._model.spec, len(self.tokens_BT), self._model.device, is_steady=True)
             self._pending = max(1, context // 2)
 
     @torch.no_grad()
     def _pass(self, count: int) -> Tensor:
-        """Run a pass over the oldest `count` tokens that the cache lacks.
+        """Process the oldest `count` tokens that the cache lacks.
 
-        Return the features of the last of them, and of the additional tokens of the cache.
+        Return the features of the last of these tokens, and of the padding that a steady cache needs.
         """
         first = self.tokens_BT.shape[1] - self._pending
         self._pending -= count
@@ -70,7 +71,10 @@ class DecodingState:
         return self._model.features(part_BT, self._cache, last=ROWS)
 
     def append(self, rows: list[int], tokens: list[int]) -> None:
-        """Replace the continuations by these rows, each with one more token. Call `logits` before."""
+        """Replace the continuations by those with the numbers `rows`, each with one more token.
+
+        `logits` must have been called before.
+        """
         if rows != list(range(len(self.tokens_BT))):
             self._cache.keep_sequences(rows)
         self.tokens_BT = torch.cat((self.tokens_BT[rows], torch.tensor(tokens)[:, None]), dim=1)
@@ -83,7 +87,7 @@ class DecodingState:
 def sample_tokens(
     model: GPT, prompt: Sequence[int], how: SamplingOptions, last: Container[int], before_pass: BeforePass
 ) -> Iterator[list[int]]:
-    """Yield the tokens that each pass adds to the text, one or none. A token in `last` ends it."""
+    """Yield the tokens that each pass adds to the text, one or none. A token in `last` ends the text."""
     generator, course = torch.Generator().manual_seed(how.seed), DecodingState(model, prompt)
     for _ in range(how.max_tokens):
         before_pass()
@@ -104,7 +108,7 @@ def choose_token(logits_V: Tensor, how: SamplingOptions, generator: torch.Genera
 
 
 def token_weights(logits_V: Tensor, how: SamplingOptions) -> Tensor:
-    """Return the weight of each token in the draw. Among equally likely tokens the smaller id comes first."""
+    """Return the weight of each token for sampling. Among equally likely tokens, `top_k` and `top_p` prefer the smaller id."""
     p_V = torch.softmax((logits_V - logits_V.max()) / how.temperature, dim=-1)
     if not how.top_k and how.top_p == 1:
         return p_V
@@ -112,7 +116,7 @@ def token_weights(logits_V: Tensor, how: SamplingOptions) -> Tensor:
     if how.top_k:
         sorted_V[how.top_k :] = 0
     sum_V = sorted_V.double().cumsum(dim=-1)
-    likelier_V = sum_V - sorted_V  # sum of all likelier tokens
+    likelier_V = sum_V - sorted_V  # for each token, the sum over all likelier tokens
     sorted_V[likelier_V >= how.top_p * sum_V[-1]] = 0
     return torch.zeros_like(p_V).scatter_(0, order_V, sorted_V)
 
@@ -122,7 +126,7 @@ def token_weights(logits_V: Tensor, how: SamplingOptions) -> Tensor:
 
 @dataclass(order=True, frozen=True, slots=True)
 class FinishedBeam:
-    mean: float  # mean log-probability of its tokens, including the one that ended it
+    mean: float  # mean log-probability of the continuation's tokens, including the token that ended it
     tokens: list[int] = field(compare=False)
 
 
@@ -150,7 +154,8 @@ def beam_search(
             yield []
             before_pass()
         sums_BV = sums_B[:, None] + torch.log_softmax(course.logits().double(), dim=-1)
-        # This number leaves enough live rows in every case, unless several tokens end one row.
+        # Twice the number of beams: enough continuations remain that have not ended, unless several tokens end the same
+        # continuation.
         best, places = sums_BV.flatten().topk(min(2 * how.beams, sums_BV.numel()))
         going: list[tuple[float, int, int]] = []
         for rank, (total, place) in enumerate(zip(best.tolist(), places.tolist(), strict=True)):

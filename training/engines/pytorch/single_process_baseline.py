@@ -15,9 +15,10 @@ from training.engines.pytorch.engine import TorchEngine
 from training.job_spec import JobSpec
 from training.replicated.tensor_layout import initial_parameters
 
-WARMUP = 0.05  # fraction of all steps, with a linear rise of the rate
-FLOOR = 0.1  # fraction of the peak rate at the last step, after a linear decay
-BETA1, BETA2 = 0.9, 0.95  # The state is never reset, so it averages over longer than a job's inner steps.
+WARMUP = 0.05  # fraction of all steps in which the rate rises linearly
+FLOOR = 0.1  # rate of the last step, after a linear decay, as a fraction of the peak rate
+# AdamW's decay rates: the moments are never reset, so they average over more steps than a job's inner steps.
+BETA1, BETA2 = 0.9, 0.95
 
 
 def train_baseline(
@@ -29,7 +30,10 @@ def train_baseline(
     tokenizer: bytes | None = None,
     evaluations: int = 10,
 ) -> list[float]:
-    """Return held-out bits per byte before the first step, and after equal shares of `steps` steps of `batch` sequences each."""
+    """Return held-out bits per byte before the first step, and then at equal intervals of `steps` steps.
+
+    A step has `batch` sequences.
+    """
     loaded = load_tokenizer(tokenizer, spec.model.vocabulary)
     engine = TorchEngine(replace(spec, beta1=BETA1, beta2=BETA2), open_tokens(spec, text, loaded), loaded)
     engine.load_parameters(initial_parameters(spec))

@@ -1,4 +1,4 @@
-"""The plan of an aggregation: all decisions before any coordinate is read, and their execution block by block."""
+"""The plan of an aggregation, which is complete before any coordinate is read, and its execution block by block."""
 
 from __future__ import annotations
 
@@ -22,13 +22,17 @@ from training.replicated.outer_optimizer import FLUSH_BELOW
 from training.replicated.parallel_map import ParallelMap, serial_map
 from training.replicated.tensor_layout import ElementRun, Float32Array
 
-SUM_BITS: Final = 30  # bits of the sum of elements over a round's updates; after rounding up it still fits an int32
-GRID_BITS_MIN: Final = 22  # least bits of a round's largest element with 32-bit sums of mixed updates; else sums have 64 bits
-GRID_EXPONENT_MIN: Final = -84  # least exponent: aggregates are zero or at least `FLUSH_BELOW`, and derived numbers are normal
-COLUMNS: Final = 1 << 14  # least columns processed at once: two dozen rows of 64 KiB stay in the caches
-COLUMNS_OF_ALL: Final = 1 << 18  # columns of all updates: with few updates, threads would wait for each other in shorter calls
+SUM_BITS: Final = 30  # most bits of the sum of an element over a round's updates: after rounding up, the sum still fits an int32
+# Least bits of a round's largest element. If 32-bit sums of mixed updates leave fewer, sums have 64 bits.
+GRID_BITS_MIN: Final = 22
+# Least exponent of the grid: aggregates are then zero or at least `FLUSH_BELOW`, and derived numbers are normal.
+GRID_EXPONENT_MIN: Final = -84
+COLUMNS: Final = 1 << 14  # least number of columns that are processed at once: two dozen rows of 64 KiB stay in the caches
+# Elements of all updates together that are processed at once: with few updates, threads would wait for each other in shorter
+# calls.
+COLUMNS_OF_ALL: Final = 1 << 18
 
-# Rounding up a scale adds at most half the level to each element.
+# These limits exclude overflows. In the first one, rounding up a scale adds at most half of the level to each element.
 assert (1 << SUM_BITS) + max(TRAINERS_MAX, 1 << SUM_BITS - GRID_BITS_MIN) * LEVEL_MAX < 1 << 31
 assert SUM_BITS - TRAINERS_MAX.bit_length() >= GRID_BITS_MIN
 assert SCALE_BITS + FACTOR_BITS < 63
@@ -37,18 +41,20 @@ assert math.ldexp(1.0, GRID_EXPONENT_MIN) / TRAINERS_MAX**2 >= FLUSH_BELOW
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AggregationPlan:
-    """A plan that `iter_aggregate` executes block by block. Memory: 8-bit levels of all updates in a few blocks."""
+    """A plan that `iter_aggregate` executes block by block. It needs memory for 8-bit levels of all updates in a few blocks."""
 
-    updates: tuple[QuantizedUpdate, ...]  # in ascending order of origin, so that the order of arrival does not matter
-    scales: tuple[npt.NDArray[np.int32], ...]  # scales of each update's chunks, times its factor, in units of 2^exponent
+    updates: tuple[QuantizedUpdate, ...]  # updates in ascending order of origin, so that their order of arrival does not matter
+    # For each update, the scales of its chunks times its factor, in units of 2^exponent.
+    scales: tuple[npt.NDArray[np.int32], ...]
     exponent: int
-    outsiders: tuple[tuple[int, ...], ...]  # for each update, the updates that it is not mixed with; empty: no mixing
-    trimmed: int  # number of largest, and of smallest, values of each coordinate that are dropped
+    # For each update, the numbers of the updates that it is not mixed with; empty: no mixing.
+    outsiders: tuple[tuple[int, ...], ...]
+    trimmed: int  # number of the largest values of each coordinate that are dropped, and of the smallest ones
     divisor: int
-    sums: type[np.signedinteger[Any]]  # type of the last sum: int32 where it fits
+    sums: type[np.signedinteger[Any]]  # integer type of the last sum: int32 if the sum fits
 
     def iter_aggregate(self, blocks: Sequence[ElementRun]) -> Iterator[Float32Array]:
-        """Yield the aggregate over each of these consecutive blocks or runs, in float32. Any thread may call it."""
+        """Yield the aggregate over each of these consecutive blocks or runs, in float32. Any thread may call this method."""
         for some in group_blocks(blocks, len(self.updates)):
             mean, first = self._mean(ElementRun.of_blocks(some)), some[0].elements.start
             for block in some:
@@ -67,11 +73,12 @@ class AggregationPlan:
                 if self.trimmed:
                     columns = select_middle(columns, self.trimmed)
                 combined[at] = _total(columns, self.sums)
-        mean /= math.ldexp(self.divisor, -self.exponent)  # The divisor is exact. The conversion to float32 also rounds.
+        # This division and the later conversion to float32 round. The divisor is exact.
+        mean /= math.ldexp(self.divisor, -self.exponent)
         return mean
 
     def _mix(self, rows: list[Row]) -> list[Row]:
-        """Return the sum over each update's neighbours: the sum over all, minus its outsiders."""
+        """Return, for each update, the sum over its neighbours: the sum over all updates, minus its outsiders."""
         total = _total(rows, np.int32)
         mixed = []
         for outsiders in self.outsiders:
@@ -92,7 +99,7 @@ def _total(rows: Sequence[Row], dtype: type[np.signedinteger[Any]]) -> npt.NDArr
 def plan_aggregation(
     updates: Sequence[QuantizedUpdate], rule: AggregationRule, liars: int, each: ParallelMap = serial_map
 ) -> AggregationPlan:
-    """Plan the aggregation of `updates` (at least one, one per trainer), of which at most `liars` lie."""
+    """Return the plan to aggregate `updates` (at least one, one per trainer), of which at most `liars` are false."""
     ordered = tuple(sorted(updates, key=lambda update: update.origin))
     if not ordered or len({update.origin for update in ordered}) < len(ordered):
         raise LocalProtocolError(f"{len(ordered)} updates: at least one is needed, and one per trainer")
@@ -100,8 +107,9 @@ def plan_aggregation(
 
 
 def plan_on_grid(updates: Sequence[QuantizedUpdate], combination: UpdateCombination) -> AggregationPlan:
-    """Express all scales, times their factors, as integers in one unit, rounded half up."""
-    by_coordinate = combination.outsiders or combination.trimmed  # An update takes part even if its factor is zero.
+    """Return the plan for a combination: all scales, times their factors, become integers in one unit, rounded half up."""
+    # By coordinate, an update takes part even if its factor is zero.
+    by_coordinate = combination.outsiders or combination.trimmed
     chosen = [i for i in range(len(updates)) if combination.factors[i] or by_coordinate] or [0]
     updates, factors = tuple(updates[i] for i in chosen), [combination.factors[i] for i in chosen]
     least = min(update.exponent for update in updates)
@@ -114,43 +122,46 @@ def plan_on_grid(updates: Sequence[QuantizedUpdate], combination: UpdateCombinat
 
 
 def _largest_sum(largest: list[int], combination: UpdateCombination) -> tuple[int, type[np.signedinteger[Any]]]:
-    """Return a bound of all sums of elements, in units of the largest of each update, and the integer type of the last sum."""
+    """Return a bound of all sums of elements, given the largest scale of each update, and the integer type of the last sum."""
     if not combination.outsiders:
         return sum(largest), np.int32
     summed = max(len(largest), combination.divisor)
     if summed <= 1 << SUM_BITS - GRID_BITS_MIN:
         return summed * max(largest), np.int32
-    return len(largest) * max(largest), np.int64  # sums of the mixed rows, which are still int32
+    return len(largest) * max(largest), np.int64  # This is the bound for a mixed row, which is still int32.
 
 
 def _rescale(update: QuantizedUpdate, factor: int, exponent: int) -> npt.NDArray[np.int32]:
     scaled = update.scales * factor
     shift = exponent + FACTOR_BITS - update.exponent
-    if shift > 62 or not scaled.any():  # The scales are below half a unit, and wider shifts are undefined.
+    if shift > 62 or not scaled.any():  # All scales round to zero. A wider shift would be undefined.
         return np.zeros(len(scaled), dtype=np.int32)
     if shift <= 0:
         return (scaled << -shift).astype(np.int32)
     return ((scaled + (1 << shift - 1)) >> shift).astype(np.int32)
 
 
-# The middle of every coordinate's values ----------------------------------------------------------------------------------
+# Selection of the middle values of every coordinate -----------------------------------------------------------------------
 
-# A selection network: minima and maxima of whole rows, in place. Batcher's merge exchange (Knuth, The Art of Computer Programming
-# 3, 5.2.2 M) sorts any number of rows by O(n log² n) comparators. Only the sum of the middle ranks is needed. So a comparator
-# between two rows that end in the same part (below, middle or above) is dropped. The half of a comparator is dropped, too, if its
-# result ends outside the middle.
+# A selection network computes minima and maxima of whole rows, in place. Batcher's merge exchange (Knuth, The Art of Computer
+# Programming 3, 5.2.2 M) sorts any number of rows by O(n log² n) comparators. Only the sum of the middle ranks is needed. So the
+# network omits a comparator between two rows that end in the same part (below, middle or above). It also omits the minimum or the
+# maximum of a comparator if this result ends outside the middle.
 
 
 @dataclass(frozen=True, slots=True)
 class Comparator:
     low: int
     high: int
-    keeps_low: bool  # The minimum is used later.
+    keeps_low: bool  # True if the minimum is used later.
     keeps_high: bool
 
 
 def select_middle(rows: Sequence[Row], f: int) -> list[Row]:
-    """Return rows with all values of every column except the f smallest and f largest, in any order. It overwrites `rows`."""
+    """Return rows with all values of every column except the f smallest and f largest, in any order.
+
+    The call overwrites `rows`.
+    """
     rows, spare = list(rows), np.empty_like(rows[0])
     for comparator in selection_network(len(rows), f):
         low, high = rows[comparator.low], rows[comparator.high]
@@ -168,7 +179,7 @@ def select_middle(rows: Sequence[Row], f: int) -> list[Row]:
 @functools.lru_cache(maxsize=64)
 def selection_network(count: int, f: int) -> tuple[Comparator, ...]:
     """Return the comparators that move the f smallest of `count` values to the first f places and the f largest to the last f."""
-    # Use of each place after a comparator: its exact value (None), only its part in the sum (True), or no use (False).
+    # Use of the value at each place after a comparator: the exact value (None), only its part in the sum (True), or none (False).
     matters: list[bool | None] = [f <= place < count - f for place in range(count)]
     kept = []
     for low, high in reversed(list(_merge_exchange(count))):

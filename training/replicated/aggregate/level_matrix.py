@@ -1,8 +1,8 @@
-"""The levels of a round's updates in a run of elements (a row for each update), and the dot products of all pairs of updates.
+"""The level matrix of a run of elements, with a row for each of a round's updates, and the dot products of all pairs of updates.
 
 The products are exact integers, and float32 matrix products do most of the work. A product of float32 matrices of small integers
 is exact while no sum exceeds 2^24, in any order of additions. The levels are therefore multiplied chunk by chunk, and large
-levels a few columns at a time. The scales follow in int64. Sums over one stretch of the model fit an int64; those over the whole
+levels a few columns at a time. The scales follow in int64. Sums over one stretch of the model fit an int64. Sums over the whole
 model are Python integers.
 """
 
@@ -22,14 +22,16 @@ from training.replicated.codec.quantization import TOP, Levels
 from training.replicated.parallel_map import ParallelMap, serial_map
 from training.replicated.tensor_layout import BLOCK, THREAD_BLOCKS, ElementRun, TensorBlock
 
-EXPANDED: Final = 16 * BLOCK  # levels of all updates that are expanded to 32 bits at once: 4 MiB for any number of updates
-# Levels of all updates in the blocks that are processed together. A numpy call of some microseconds holds the interpreter for
-# most of them, so that other threads wait. A call on 64 KiB or more does not.
+# Number of levels, of all updates together, that are expanded to 32 bits at once: 4 MiB for any number of updates.
+EXPANDED: Final = 16 * BLOCK
+# Number of levels, of all updates together, in the blocks that are processed at once. A numpy call of some microseconds holds the
+# interpreter's lock most of the time, so that other threads wait. A call on 64 KiB or more does not.
 LEVELS: Final = 1 << 18
-FLOAT32_MAX: Final = 1 << 24  # all integers up to this are exact
-# A product of two scales has 40 bits and is split into two halves. With either half, the sum over a stretch fits an int64.
+FLOAT32_MAX: Final = 1 << 24  # Float32 has all integers up to this one.
+# Bits of the lower half of a product of two scales. The product has 40 bits. With either half, the sum over a stretch fits an
+# int64.
 HALF: Final = SCALE_BITS
-FEW: Final = 8  # updates up to which single products are as fast, since matrix products block other threads
+FEW: Final = 8  # up to this number of updates, single products are as fast as a matrix product, which blocks other threads
 
 assert THREAD_BLOCKS * BLOCK * LEVEL_MAX**2 << HALF < 1 << 63
 assert LEVEL_MAX**2 <= FLOAT32_MAX
@@ -42,16 +44,17 @@ Row = npt.NDArray[np.int32]
 @dataclass(frozen=True, slots=True, eq=False)
 class LevelMatrix:
     rows: tuple[Levels, ...]  # levels of each update, shape (columns,)
-    lengths: npt.NDArray[np.int64]  # columns of each of the run's chunks
+    lengths: npt.NDArray[np.int64]  # number of columns of each chunk of the run
 
     @classmethod
     def of_run(cls, updates: Sequence[QuantizedUpdate], run: ElementRun) -> LevelMatrix:
         return cls(tuple(update.levels_of(run) for update in updates), updates[0].layout.chunk_lengths[run.chunks])
 
     def iter_parts(self) -> Iterator[tuple[slice, slice]]:
-        """Yield the ranges that are expanded at once: chunks of the run, and their columns.
+        """Yield pairs of ranges that are expanded at once: a range of the run's chunks, and the range of their columns.
 
-        `EXPANDED` holds even if all chunks are as wide as the widest one. It also bounds one integer per chunk and update pair.
+        A part has at most `EXPANDED` levels even if all its chunks are as wide as the widest one. With one integer per chunk and
+        pair of updates, it also has at most `EXPANDED` integers.
         """
         count, ends = len(self.rows), np.concatenate([[0], np.cumsum(self.lengths)])
         step = max(1, EXPANDED // (count * max(count, int(self.lengths.max()))))
@@ -60,34 +63,35 @@ class LevelMatrix:
             yield slice(first, last), slice(int(ends[first]), int(ends[last]))
 
     def scaled_row(self, number: int, scales: npt.NDArray[np.int32], chunks: slice, columns: slice) -> Row:
-        """Return one update's elements in these columns, with these scales of their chunks."""
+        """Return the elements of update `number` in these columns, which are those of `chunks` with these scales."""
         values = np.repeat(scales, self.lengths[chunks])
         values *= self.rows[number][columns]
         return values
 
 
 def group_blocks(blocks: Sequence[ElementRun], updates: int) -> Iterator[Sequence[ElementRun]]:
-    """Yield groups of consecutive blocks with about `LEVELS` levels of all updates, or single larger blocks."""
+    """Yield groups of consecutive blocks. A group has about `LEVELS` levels of all updates together, or is one larger block."""
     for _, group in groupby(blocks, lambda block: block.elements.start * updates // LEVELS):
         yield list(group)
 
 
 def gram_matrix(updates: Sequence[QuantizedUpdate], each: ParallelMap = serial_map) -> Integers:
-    """Return the exact dot products of all pairs, in units of 2^(exponent_i + exponent_j).
+    """Return the exact dot products of all pairs (i, j) of updates, in units of 2^(exponent_i + exponent_j).
 
-    Memory of each thread: as `AggregationPlan`, and five times as many integers of 8 bytes as `LevelMatrix.iter_parts` allows.
+    Each thread needs as much memory as `AggregationPlan`, and 8 bytes for five times as many integers as `LevelMatrix.iter_parts`
+    allows.
     """
     return sum_halves(each(partial(_of_stretch, updates), updates[0].layout.stretches))
 
 
 def sum_halves(parts: Iterable[Int64Array]) -> Integers:
-    """Return the sum over stretches of their (low, high) halves."""
+    """Return the dot products from the (low, high) halves of all stretches."""
     sums: npt.NDArray[np.object_] = sum((high.astype(object) << HALF) + low for low, high in parts)
     return sums.tolist()
 
 
 def _of_stretch(updates: Sequence[QuantizedUpdate], stretch: Sequence[TensorBlock]) -> Int64Array:
-    """Return the sums of products with the lower and with the upper half of the scales' products, shape (2, updates, updates)."""
+    """Return the dot products over one stretch, with the lower and the upper half of scale products: (2, updates, updates)."""
     width = FLOAT32_MAX // TOP[updates[0].bits] ** 2
     sums = np.zeros((2, len(updates), len(updates)), dtype=np.int64)
     for run in map(ElementRun.of_blocks, group_blocks(stretch, len(updates))):
@@ -109,7 +113,7 @@ def _level_products(levels: Sequence[Levels], lengths: Int64Array, width: int) -
     pieces = max(1, -(-widest // width))
     piece = -(-widest // pieces)
     filled = np.zeros((rows, chunks * pieces * piece), dtype=np.int8)
-    # Positions of the columns after all chunks were padded to the same width.
+    # `at`: positions of the columns after all chunks were padded to the same width.
     starts = np.cumsum(lengths) - lengths
     gaps = pieces * piece * np.arange(chunks) - starts
     at = np.arange(lengths.sum()) + np.repeat(gaps, lengths) if gaps.any() else slice(int(lengths.sum()))

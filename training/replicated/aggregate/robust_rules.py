@@ -1,20 +1,20 @@
 """Aggregation rules: integer factors, neighbours and a divisor from the exact dot products of a round's updates.
 
-With m updates of which f may lie (`tolerated_faults`):
+The rules for m updates, of which f may be false (`tolerated_faults`):
 
-    arc-nnm-trim       ARC, adaptive robust clipping (Allouah 2024, arXiv:2405.14432): the ⌊2(f/m)(m−f)⌋ longest are clipped to
-                       the next norm. NNM, nearest-neighbour mixing (Allouah 2023, arXiv:2302.01772): each becomes the mean of its
-                       m − f nearest, itself included. Trimmed mean (Yin 2018, arXiv:1803.01498): the f largest and f smallest
-                       values of every coordinate are dropped
+    arc-nnm-trim       ARC, adaptive robust clipping (Allouah 2024, arXiv:2405.14432): the ⌊2(f/m)(m−f)⌋ longest updates are
+                       clipped to the next norm. NNM, nearest-neighbour mixing (Allouah 2023, arXiv:2302.01772): each update
+                       becomes the mean of its m − f nearest updates, itself included. Trimmed mean (Yin 2018, arXiv:1803.01498):
+                       the f largest and f smallest values of every coordinate are dropped
     centered-clipping  v ← v + mean of (x − v)·min(1, τ/‖x − v‖) (Karimireddy 2021, arXiv:2012.10333), from v = 0. τ is the median
                        distance, which no minority can move beyond the honest distances
     mean, median, trimmed-mean    by coordinate
-    krum               the one update with the least sum of squared distances to its m − f − 2 nearest (Blanchard 2017)
+    krum               the update with the least sum of squared distances to its m − f − 2 nearest updates (Blanchard 2017)
     geometric-median   Weiszfeld's iteration, smoothed (Pillutla 2019, arXiv:1912.13445), from the mean
 
-Iterations adjust integer weights of the updates in units of 2^-FACTOR_BITS. Their current point is a linear combination of the
-updates, so its distances follow from the dot products. Statistics cannot protect two or fewer updates: these have their plain
-mean.
+Iterations adjust integer weights of the updates in units of 2^-FACTOR_BITS. The current point of an iteration is a linear
+combination of the updates, so its distances follow from the dot products. Statistics cannot protect two or fewer updates: all
+rules take their plain mean.
 """
 
 from __future__ import annotations
@@ -29,30 +29,32 @@ from training.replicated.aggregate.level_matrix import Integers, gram_matrix
 from training.replicated.codec import QuantizedUpdate
 from training.replicated.parallel_map import ParallelMap, serial_map
 
-FACTOR_BITS: Final = 30  # Factors and weights are integers in units of 2^-30.
+FACTOR_BITS: Final = 30  # bits of factors and weights: both are integers in units of 2^-30
 ONE: Final = 1 << FACTOR_BITS
-CLIPPING_ITERATIONS: Final = 10  # iterations, each of which at least halves the influence of the start
-WEISZFELD_ITERATIONS: Final = 16  # iterations with linear convergence; a dozen are within a thousandth
-CLOSEST_BITS: Final = 20  # Weiszfeld's least distance is 2^-20 of the largest, so that no weight dominates all others.
+CLIPPING_ITERATIONS: Final = 10  # iterations of centered clipping: each at least halves the influence of the start
+# Iterations of Weiszfeld's method, which converges linearly: after a dozen the error is within a thousandth.
+WEISZFELD_ITERATIONS: Final = 16
+CLOSEST_BITS: Final = 20  # Weiszfeld's least distance is 2^-20 of the largest distance, so that no weight dominates all others.
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateCombination:
-    """The sum of factor · update / divisor, after the mixing and trimming of some rules."""
+    """The result of a rule: the sum of factor · update / divisor, after mixing and trimming, if the rule has these steps."""
 
-    factors: tuple[int, ...]  # units of 2^-FACTOR_BITS, at most ONE
+    factors: tuple[int, ...]  # factors of the updates in units of 2^-FACTOR_BITS, at most ONE
     divisor: int
-    outsiders: tuple[tuple[int, ...], ...] = ()  # for each update, the updates that it is not mixed with; empty: no mixing
-    trimmed: int = 0  # number of largest, and of smallest, values of each coordinate that are dropped
+    # For each update, the numbers of the updates that it is not mixed with; empty: no mixing.
+    outsiders: tuple[tuple[int, ...], ...] = ()
+    trimmed: int = 0  # number of the largest values of each coordinate that are dropped, and of the smallest ones
 
 
 def tolerated_faults(count: int, liars: int) -> int:
-    """Return f, the number of false updates among `count` accepted ones that the rule tolerates."""
+    """Return f, the number of false updates that a rule tolerates among `count` accepted updates of a round."""
     return min(liars, (count - 1) // 2)
 
 
 def is_plain_mean(count: int, rule: AggregationRule, liars: int) -> bool:
-    """Return true if `rule` takes the plain mean of this many updates, which any liar among them can move."""
+    """Return true if `rule` takes the plain mean of this many updates, which any false update can move."""
     return (
         count <= 2
         or rule is AggregationRule.MEAN
@@ -63,7 +65,7 @@ def is_plain_mean(count: int, rule: AggregationRule, liars: int) -> bool:
 def combine_updates(
     updates: Sequence[QuantizedUpdate], rule: AggregationRule, liars: int, each: ParallelMap = serial_map
 ) -> UpdateCombination:
-    """Return the combination by `rule`. `updates` are in ascending order of their origins; in a tie the first one wins."""
+    """Return the combination by `rule`. `updates` are in ascending order of their origins; in a tie the first update wins."""
     count = len(updates)
     f = tolerated_faults(count, liars)
     if is_plain_mean(count, rule, liars):
@@ -76,7 +78,7 @@ def combine_updates(
 
 
 def align_exponents(products: Integers, exponents: Sequence[int]) -> Integers:
-    """Return the dot products in one unit."""
+    """Return the dot products in one unit, given the exponents of the updates."""
     shifts = [exponent - min(exponents) for exponent in exponents]
     return [
         [product << left + right for product, right in zip(row, shifts, strict=True)]
@@ -88,7 +90,7 @@ def _trimmed_mean(count: int, f: int) -> UpdateCombination:
     return UpdateCombination((ONE,) * count, count - 2 * f, trimmed=f)
 
 
-# By distance ---------------------------------------------------------------------------------------------------------
+# Rules by distance ---------------------------------------------------------------------------------------------------
 
 
 def _arc_nnm_trim(products: Integers, f: int) -> UpdateCombination:
@@ -97,12 +99,12 @@ def _arc_nnm_trim(products: Integers, f: int) -> UpdateCombination:
         [x * left * right for x, right in zip(row, factors, strict=True)] for row, left in zip(products, factors, strict=True)
     ]
     count = len(products)
-    # NNM divides by m − f, and the trimmed mean by m − 2f. One division does both.
+    # NNM divides by m − f, and the trimmed mean by m − 2f. One division by the product does both.
     return UpdateCombination(tuple(factors), (count - 2 * f) * (count - f), farthest_updates(clipped, f), f)
 
 
 def arc_factors(squares: Sequence[int], f: int) -> list[int]:
-    """Return ARC's factor for each of the updates with these squared norms, rounded down."""
+    """Return ARC's factor for each update, rounded down, given the squared norms of all updates."""
     clipped = 2 * f * (len(squares) - f) // len(squares)
     return [_shrink(square, sorted(squares, reverse=True)[clipped]) for square in squares]
 
@@ -113,13 +115,16 @@ def _shrink(square: int, bound: int) -> int:
 
 
 def farthest_updates(products: Integers, f: int) -> tuple[tuple[int, ...], ...]:
-    """Return the f farthest updates of each update. In a tie the lower index counts as nearer."""
+    """Return, for each update, the numbers of the f updates that are farthest from it.
+
+    In a tie the lower number counts as nearer.
+    """
     count = len(products)
     return tuple(tuple(sorted(range(count), key=lambda j: (row[j], j))[count - f :]) for row in squared_distances(products))
 
 
 def squared_distances(products: Integers) -> Integers:
-    """Return the squared distances of all pairs."""
+    """Return the squared distances of all pairs of updates."""
     squares = [row[i] for i, row in enumerate(products)]
     return [
         [left + right - 2 * x for x, right in zip(row, squares, strict=True)] for row, left in zip(products, squares, strict=True)
@@ -157,7 +162,7 @@ def _geometric_median(products: Integers, f: int) -> UpdateCombination:
 
 
 def squared_distances_to(products: Integers, weights: Sequence[int]) -> list[int]:
-    """Return the squared distances of the updates to their combination with these weights, in units of ONE^-2 of `products`."""
+    """Return the squared distance of each update to the sum with these weights, in units of ONE^-2 of the unit of `products`."""
     along = [sum(x * weight for x, weight in zip(row, weights, strict=True)) for row in products]
     square = sum(x * weight for x, weight in zip(along, weights, strict=True))
     return [row[i] * ONE * ONE - 2 * ONE * along[i] + square for i, row in enumerate(products)]

@@ -22,7 +22,7 @@ from training.job_spec import BITS
 from training.replicated.codec import quantization
 from training.replicated.tensor_layout import BLOCK, CHUNK, ElementRun, Float32Array, TensorBlock, TensorLayout
 
-ROWS: Final = BLOCK // CHUNK  # chunks that are processed at once, so that intermediate results stay in the cache
+ROWS: Final = BLOCK // CHUNK  # most chunks that are processed at once: intermediate results stay in the cache
 
 _DOMAIN: Final = b"folkmoot/payload\0"
 _ORIGIN: Final = struct.Struct("<32sQ32s32sII")
@@ -35,7 +35,10 @@ Number = TypeVar("Number", np.int32, np.int64, np.float32)
 
 @dataclass(frozen=True)
 class PayloadHeader:
-    """The context that a payload is bound to. All judges of a payload know it, so only its digest is sent."""
+    """The job, round, trainer and model that a payload is bound to.
+
+    Every judge of a payload knows these, so only their digest is sent.
+    """
 
     job: bytes
     round: int
@@ -43,7 +46,7 @@ class PayloadHeader:
     base: bytes  # root of the model on which the update was computed
     local_steps: int
     batch: int
-    bits: int  # of one level: 1, 2, 4 or 8
+    bits: int  # bits of one level: 1, 2, 4 or 8
 
     @cached_property
     def origin(self) -> bytes:
@@ -56,7 +59,10 @@ def pack_header(bits: int, origin: bytes, exponent: int) -> bytes:
 
 
 def unpack_header(payload: bytes | memoryview) -> tuple[int, bytes, int]:
-    """Return bits of a level, origin and exponent of a payload. Raises `RemoteProtocolError` for a malformed header."""
+    """Return the bits of a level, the origin and the exponent of a payload.
+
+    Raises `RemoteProtocolError` for a malformed header.
+    """
     if len(payload) < HEADER_BYTES:
         raise malformed_payload(f"{len(payload)} bytes are too few for a header")
     bits, origin, exponent = _STRUCT.unpack_from(payload)
@@ -70,13 +76,13 @@ def malformed_payload(detail: str) -> RemoteProtocolError:
 
 
 def chunk_level_bytes(layout: TensorLayout, bits: int) -> npt.NDArray[np.int64]:
-    """Return the bytes of each chunk's levels, padded with zero bits to whole bytes, shape (chunks,)."""
+    """Return how many bytes the levels of each chunk take, with padding to whole bytes, shape (chunks,)."""
     return (bits * layout.chunk_lengths + 7) // 8
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """The rows of a matrix: at most `ROWS` consecutive chunks of `length` elements each, of one tensor or of several."""
+    """The ranges of at most `ROWS` consecutive chunks of `length` elements each. The chunks are the rows of a matrix."""
 
     elements: slice
     chunks: slice
@@ -84,7 +90,7 @@ class ChunkRows:
 
 
 def iter_chunk_rows(layout: TensorLayout) -> Iterator[ChunkRows]:
-    """Yield all chunks, in order."""
+    """Yield matrices that together contain all chunks, in order."""
     lengths = layout.chunk_lengths
     edges = [0, *(np.flatnonzero(np.diff(lengths)) + 1).tolist(), len(lengths)]
     element = 0
@@ -99,31 +105,31 @@ def iter_chunk_rows(layout: TensorLayout) -> Iterator[ChunkRows]:
 
 @dataclass(frozen=True, eq=False)
 class QuantizedUpdate:
-    """An update: element = level · scale of its chunk · 2^exponent, exactly."""
+    """A quantized update. Each element is exactly its level · the scale of its chunk · 2^exponent."""
 
-    bits: int  # of one level: 1, 2, 4 or 8
-    origin: bytes  # digest of the payload's context, which differs between the trainers of a round
+    bits: int  # bits of one level: 1, 2, 4 or 8
+    origin: bytes  # digest of the header, which differs between the trainers of a round
     layout: TensorLayout
     exponent: int
-    codes: quantization.Codes  # codes of the scales, (chunks,)
-    packed: quantization.Bytes  # the levels of all chunks, (sum of `chunk_level_bytes`,)
-    encoded: quantization.Bytes | None = None  # the whole payload, where `codes` and `packed` are parts of one array
+    codes: quantization.Codes  # codes of the scales, shape (chunks,)
+    packed: quantization.Bytes  # packed levels of all chunks, shape (sum of `chunk_level_bytes`,)
+    encoded: quantization.Bytes | None = None  # bytes of the whole payload, if `codes` and `packed` are parts of one array
 
     def encode(self) -> bytes:
         return pack_header(self.bits, self.origin, self.exponent) + self.codes.tobytes() + self.packed.tobytes()
 
     @cached_property
     def scales(self) -> quantization.Integers:
-        """Scales as integers, shape (chunks,)."""
+        """The scales of all chunks as integers, shape (chunks,)."""
         return quantization.SCALES[self.codes]
 
     @cached_property
     def _starts(self) -> npt.NDArray[np.int64]:
-        """Offset of each chunk's bytes, shape (chunks + 1,)."""
+        """The offset of each chunk's levels in `packed`, and the end, shape (chunks + 1,)."""
         return np.concatenate([[0], np.cumsum(chunk_level_bytes(self.layout, self.bits))])
 
     def levels_of(self, run: ElementRun) -> quantization.Levels:
-        """Return the levels of whole blocks, shape (elements,). Any thread may call it.
+        """Return the levels of a run of whole blocks, shape (elements,). Any thread may call this method.
 
         Levels in a chunk of scale zero have no meaning.
         """
@@ -136,7 +142,7 @@ class QuantizedUpdate:
         return unpacked[: run.size]
 
     def scaled_elements(self, run: ElementRun, scales: npt.NDArray[Number]) -> npt.NDArray[Number]:
-        """Return elements of whole blocks, with this update's levels and other `scales` of all its chunks (any dtype)."""
+        """Return the elements of whole blocks for other scales: this update's levels times `scales`, one scale for each chunk."""
         values = np.repeat(scales[run.chunks], self.layout.chunk_lengths[run.chunks])
         values *= self.levels_of(run)
         return values
@@ -144,13 +150,13 @@ class QuantizedUpdate:
     def norm_squared(self) -> float:
         """Return ‖update‖²: an exact integer, rounded once to the nearest float64."""
         squares = self.layout.chunk_lengths if self.bits == 1 else self._squares_and_tops[0]
-        # The sum is exact: far below 2^53.
+        # `bincount` adds exactly in float64, since the sums are far below 2^53.
         sums = np.bincount(self.codes, weights=squares, minlength=len(quantization.SCALES))
         total = sum(int(level) * int(scale) ** 2 for level, scale in zip(sums, quantization.SCALES, strict=True))
         return math.ldexp(float(total), 2 * self.exponent)
 
     def dequantize(self) -> Float32Array:
-        """Return the whole update as float32. It is exact, since a level times a scale has twelve significant bits."""
+        """Return the whole update as float32. The elements are exact, since a level times a scale has twelve significant bits."""
         values = quantization.scale_values(self.codes, self.exponent)
         elements = np.empty(self.layout.size, dtype=np.float32)
         for block in self.layout.blocks:
@@ -173,18 +179,19 @@ class QuantizedUpdate:
                 empty = self.codes[rows.chunks] == 0
                 if empty.any() and self._byte_rows(rows)[empty].any():
                     raise malformed_payload("a chunk of scale zero has levels")
-        if self.bits > 1:  # Otherwise other levels with another scale would give the same update.
+        if self.bits > 1:  # Without these checks, other levels with another scale could give the same update.
             top, (_, tops) = quantization.TOP[self.bits], self._squares_and_tops
             if np.any(tops > top) or np.any((tops < top) & (self.codes > 0)):
                 raise malformed_payload("a chunk does not use its scale's range")
 
     @cached_property
     def _squares_and_tops(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-        """Return the sum of level² and the largest |level| of each chunk: norms need one, and checks the other."""
+        """Return two arrays: the sum of level² of each chunk, for norms, and the largest |level| of each chunk, for checks."""
         squares, largest = np.empty(len(self.codes), dtype=np.int64), np.empty(len(self.codes), dtype=np.uint8)
         for rows in iter_chunk_rows(self.layout):
             unpacked = quantization.unpack_levels(self._byte_rows(rows), self.bits)
-            magnitudes = np.abs(unpacked[:, : rows.length]).view(np.uint8)  # The absolute value −128 becomes 128.
+            # Int8 has no absolute value of −128. The view as uint8 makes it 128.
+            magnitudes = np.abs(unpacked[:, : rows.length]).view(np.uint8)
             largest[rows.chunks] = magnitudes.max(axis=1)
             squares[rows.chunks] = np.square(magnitudes, dtype=np.uint16).sum(axis=1, dtype=np.int64)
         return squares, largest
@@ -193,7 +200,7 @@ class QuantizedUpdate:
         return self.packed[self._starts[chunks.start] : self._starts[chunks.stop]]
 
     def _byte_rows(self, rows: ChunkRows) -> quantization.Bytes:
-        """Return the bytes of each chunk as a row, shape (rows, bytes)."""
+        """Return the packed levels of these chunks as a matrix of shape (chunks, bytes)."""
         return self._bytes_of(rows.chunks).reshape(rows.chunks.stop - rows.chunks.start, -1)
 
 
@@ -201,12 +208,12 @@ class QuantizedUpdate:
 
 
 def payload_bytes(layout: TensorLayout, bits: int) -> int:
-    """Return the bytes of every payload with levels of this many bits."""
+    """Return how many bytes a payload has if its levels have this many bits."""
     return HEADER_BYTES + len(layout.chunk_lengths) + int(np.sum(chunk_level_bytes(layout, bits)))
 
 
 def encode_payload(header: PayloadHeader, m: Float32Array, layout: TensorLayout) -> bytes:
-    """Return the canonical payload of `m`. Raises as `quantize_vector`."""
+    """Return the canonical payload of the vector `m`. Raises as `quantize_vector`."""
     return quantize_vector(header, m, layout).encode()
 
 
@@ -218,7 +225,10 @@ def decode_payload(payload: bytes, expected: PayloadHeader, layout: TensorLayout
 
 
 def read_payload(payload: bytes | memoryview, layout: TensorLayout) -> QuantizedUpdate:
-    """Return the update in a payload of any context and any bits. Raises `RemoteProtocolError` unless it is canonical."""
+    """Return the update in a payload with any header and any number of bits.
+
+    Raises `RemoteProtocolError` unless it is canonical.
+    """
     bits, origin, exponent = unpack_header(payload)
     if len(payload) != payload_bytes(layout, bits):
         raise malformed_payload(f"it has {len(payload)} bytes, expected {payload_bytes(layout, bits)}")
@@ -229,7 +239,10 @@ def read_payload(payload: bytes | memoryview, layout: TensorLayout) -> Quantized
 
 
 def quantize_vector(header: PayloadHeader, m: Float32Array, layout: TensorLayout) -> QuantizedUpdate:
-    """Return the quantized `m`, with the same levels on every machine. Raises `LocalProtocolError` if m has no encoding."""
+    """Return the vector `m` as a quantized update, with the same levels on every machine.
+
+    Raises `LocalProtocolError` if m has no encoding.
+    """
     if m.shape != (layout.size,) or m.dtype != np.float32:
         raise LocalProtocolError(f"a buffer of {m.shape} {m.dtype} does not fit a layout of {layout.size} elements")
     packed = np.empty(int(np.sum(chunk_level_bytes(layout, header.bits))), dtype=np.uint8)
@@ -238,12 +251,13 @@ def quantize_vector(header: PayloadHeader, m: Float32Array, layout: TensorLayout
 
 
 def quantize_into(packed: quantization.Bytes, values: Values, layout: TensorLayout, bits: int) -> tuple[int, quantization.Codes]:
-    """Return exponent and scale codes of a vector, and write its levels into `packed`.
+    """Write the levels of a vector into `packed`. Return its exponent and the codes of its scales.
 
-    `values` returns the vector's blocks; it is called three times for each.
+    `values` returns the vector's blocks. It is called three times for each block.
     """
     unit = quantization.grid_exponent(np.array([(part.max(), part.min()) for part in map(values, layout.blocks)]))
-    sums, largest = (np.empty(len(layout.chunk_lengths), dtype=np.int64) for _ in range(2))  # of |value| / 2^unit, rounded
+    # Sum and largest value of |value| / 2^unit, rounded, in each chunk.
+    sums, largest = (np.empty(len(layout.chunk_lengths), dtype=np.int64) for _ in range(2))
     for chunks, rows in _rows(values, layout):
         grid = quantization.round_to_grid(rows, unit)
         sums[chunks] = grid.sum(axis=1, dtype=np.float64)
@@ -261,7 +275,7 @@ def quantize_into(packed: quantization.Bytes, values: Values, layout: TensorLayo
 
 
 def _rows(values: Values, layout: TensorLayout) -> Iterator[tuple[slice, Float32Array]]:
-    """Yield chunks of equal length of one block, and their values as a matrix with a row for each."""
+    """Yield ranges of chunks of equal length in one block, each with the values as a matrix of shape (chunks, length)."""
     for block in layout.blocks:
         part, full = values(block), block.size // CHUNK
         middle = block.chunks.start + full

@@ -6,16 +6,16 @@
     4     ±1, ±3, … ±15        the same
     8     −127 … 127           two's complement
 
-Up to four bits no level is zero: a zero would cost a sixteenth of the range or more, and error feedback transmits the rest.
-Elements follow each other from the highest bit of a byte down.
+Up to four bits no level is zero: a zero would cost a sixteenth of the range or more, and error feedback transmits the rest. The
+first element in a byte has its highest bits.
 
 One scale per chunk, as a byte: a small floating-point number under the exponent that all chunks of a payload share.
 
     code 0       scale 0: the chunk is empty
     code c > 0   scale (16 + c mod 16) · 2^⌊c / 16⌋, an integer of at most 20 bits
 
-Canonical: the largest code has the largest shift (it is at least 240), or all are 0 under the least exponent. A scale of 16 · 2^0
-is sent as 0.
+The codes of a payload are canonical if the largest one has the largest shift (it is at least 240), or if all are 0 and the
+exponent is the least one. A scale of 16 · 2^0 is sent as 0.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Levels = npt.NDArray[np.int8]
 Bytes = npt.NDArray[np.uint8]
 
 LEVEL_MAX: Final = 127
-TOP: Final = {1: 1, 2: 3, 4: 15, 8: LEVEL_MAX}  # the largest level of each number of bits
+TOP: Final = {1: 1, 2: 3, 4: 15, 8: LEVEL_MAX}  # largest level for each number of bits
 
 
 def _of_code(code: int, bits: int) -> int:
@@ -42,26 +42,26 @@ def _of_code(code: int, bits: int) -> int:
 
 
 def _table(bits: int) -> npt.NDArray[np.unsignedinteger]:
-    """Return the levels in each of the 256 bytes, as one unsigned integer of 8 / bits bytes."""
+    """Return a table of the 256 bytes. An entry is an unsigned integer of 8 / bits bytes, which are the levels in the byte."""
     codes = [[byte >> 8 - bits - at & (1 << bits) - 1 for at in range(0, 8, bits)] for byte in range(256)]
     levels = np.array([[_of_code(code, bits) for code in row] for row in codes], dtype=np.int8)
     return levels.view(f"u{8 // bits}").ravel()
 
 
 _TABLES: Final = {bits: _table(bits) for bits in (1, 2, 4)}
-# Multipliers for little-endian words with one code in each byte. They pack the codes of a word into its highest byte.
+# Multipliers for little-endian words with one code in each byte. The product has the packed codes in its highest byte.
 _FACTORS: Final = {2: 1 << 30 | 1 << 20 | 1 << 10 | 1, 4: 1 << 12 | 1}
 
 
 def unpack_levels(packed: Bytes, bits: int) -> Levels:
-    """Return the levels that whole bytes contain."""
+    """Return all levels in the packed bytes, also those that only pad the last byte."""
     if bits == 8:
         return packed.view(np.int8)
     return _TABLES[bits].take(packed).view(np.int8)
 
 
 def pack_levels(codes: Bytes, bits: int) -> Bytes:
-    """Pack codes along the last axis into bytes. The last byte of each row is padded with zero bits."""
+    """Return the codes, packed into bytes along the last axis. The last byte of each row is padded with zero bits."""
     if bits == 8:
         return codes
     if bits == 1:
@@ -78,8 +78,8 @@ def quantize_levels(part: Float32Array, units: Float32Array, bits: int) -> Bytes
     """Return the code of the level nearest to each element / its scale; zero counts as positive.
 
     `units` are the `level_units` of the scales. Quotients in float32 are on the same side of every edge between two levels as
-    exact ones: an edge times its unit has thirteen bits, so it is a float32. |m| is at least one place away from it, or equal,
-    and a quotient is rounded by half a place at most.
+    exact ones: an edge times its unit has thirteen bits, so it is a float32. |m| equals this product or differs from it by at
+    least one unit in the last place, and a quotient is rounded by at most half a unit.
     """
     negative = (part < 0).view(np.uint8)
     if bits == 1:
@@ -92,26 +92,29 @@ def quantize_levels(part: Float32Array, units: Float32Array, bits: int) -> Bytes
         negative |= ratios.astype(np.uint8)
         return negative
     magnitudes = np.rint(ratios, out=ratios).astype(np.uint8)
-    return (magnitudes ^ -negative) + negative  # two's complement
+    return (magnitudes ^ -negative) + negative  # negative levels in two's complement
 
 
 def level_units(scales: Float32Array, bits: int) -> Float32Array:
-    """Return the divisor of |element|: the distance of two neighbouring levels. For scale zero it is infinite."""
+    """Return the distance of two neighbouring levels, by which |element| is divided. For scale zero it is infinite."""
     return np.where(scales > 0, scales * (2 if bits < 8 else 1), np.float32(np.inf))
 
 
 # Scales ------------------------------------------------------------------------------------------------------------
 
-GRID_BITS: Final = 40  # bits of |m| as an integer: 4096 of these stay below 2^53, where float64 adds exactly
-MANTISSA_BITS: Final = 5  # bits of a mantissa: a scale is off by at most 3 %, while one bit per element is off by 60 %
-SHIFT_MAX: Final = 15  # largest shift: chunks of one payload differ a thousandfold (norms, embedding, layers)
+GRID_BITS: Final = 40  # bits of |m| on the grid: sums of 4096 such integers stay below 2^53, where float64 adds exactly
+MANTISSA_BITS: Final = 5  # bits of a scale's mantissa: its error is at most 3 %, and the error of one-bit elements is 60 %
+SHIFT_MAX: Final = 15  # largest shift of a scale: chunks of one payload differ a thousandfold (norms, embedding, layers)
 SCALE_BITS: Final = MANTISSA_BITS + SHIFT_MAX
-EXPONENT_MIN: Final = -84  # least exponent: scales are above 2^-80, and derived numbers stay far from float32's subnormal ones
-UNIT_MIN: Final = EXPONENT_MIN + SCALE_BITS - 1 - GRID_BITS  # With a finer unit all scales are zero. Float32 has its inverse.
-EXPONENT_MAX: Final = 12  # largest exponent: scales below 2^32, beyond any useful update
+# Least exponent of a payload: scales are above 2^-80, and derived numbers stay far above float32's subnormal numbers.
+EXPONENT_MIN: Final = -84
+# Exponent of the finest grid: on a finer grid all scales would be zero, and float32 has the inverse of this unit.
+UNIT_MIN: Final = EXPONENT_MIN + SCALE_BITS - 1 - GRID_BITS
+EXPONENT_MAX: Final = 12  # largest exponent of a payload: scales below 2^32, more than any useful update needs
 
-# Range in units of the mean |m|. Larger elements are clipped and left to error feedback, since a few large ones would leave
-# no levels for all others (decision 27). Eight bits have levels for all.
+# Range of the levels of a chunk, in units of its mean |m|, for each number of bits. Larger elements are clipped, and error
+# feedback transmits their rest, since a few large elements would leave no levels for all others (decision 27). Eight bits need no
+# range.
 RANGE: Final = {2: 2, 4: 4}
 
 Codes = npt.NDArray[np.uint8]
@@ -119,14 +122,14 @@ Integers = npt.NDArray[np.int64]
 
 _CODES: Final = np.arange(256)
 SCALES: Final[Integers] = np.where(_CODES > 0, (16 + _CODES % 16) << _CODES // 16, 0).astype(np.int64)
-FULL: Final = SHIFT_MAX << 4  # the least code with the largest shift
+FULL: Final = SHIFT_MAX << 4  # smallest code of a scale with the largest shift
 
 assert CHUNK << GRID_BITS < 1 << 53
 assert int(SCALES[-1]).bit_length() == SCALE_BITS
 
 
 def grid_exponent(m: Float32Array) -> int:
-    """Return the exponent of the grid on which the largest |m| has 40 bits. It is at least `UNIT_MIN`.
+    """Return the exponent of the grid on which the largest |m| has 40 bits, but at least `UNIT_MIN`.
 
     Raises `LocalProtocolError` if m has non-finite elements.
     """
@@ -137,7 +140,7 @@ def grid_exponent(m: Float32Array) -> int:
 
 
 def round_to_grid(part: Float32Array, unit: int) -> Float32Array:
-    """Return |part| / 2^unit, rounded to integers. This rounding is the only error, since float32 has every integer of 24 bits.
+    """Return |part| / 2^unit, rounded to integers. Only this rounding makes an error, since float32 has every integer of 24 bits.
 
     A sum of floats would depend on the order in which a machine's vector unit adds; sums of integers do not.
     """
@@ -147,7 +150,7 @@ def round_to_grid(part: Float32Array, unit: int) -> Float32Array:
 
 
 def scales_of_chunks(sums: Integers, counts: Integers, largest: Integers, unit: int, bits: int) -> tuple[Codes, int]:
-    """Return codes and exponent of the chunks' scales, from the sum and the largest of their |m| / 2^unit."""
+    """Return the codes of the chunks' scales and their exponent, given the sum and the largest of |m| / 2^unit in each chunk."""
     means = sums // counts
     if bits == 1:
         return quantize_scales(means, unit, up=True)
@@ -156,11 +159,11 @@ def scales_of_chunks(sums: Integers, counts: Integers, largest: Integers, unit: 
 
 
 def quantize_scales(values: Integers, unit: int, up: bool) -> tuple[Codes, int]:
-    """Return codes and exponent of the scales `values` · 2^unit, for integers from 0 to 2^53.
+    """Return the codes and the exponent of the scales `values` · 2^unit. The values are integers from 0 to 2^53.
 
     Mantissas are rounded half up if `up`, else down.
     """
-    shift = _bit_lengths(values.max(keepdims=True))[0] - MANTISSA_BITS  # The shift leaves five bits of the largest value.
+    shift = _bit_lengths(values.max(keepdims=True))[0] - MANTISSA_BITS  # After this shift the largest value has five bits.
     if up and int(values.max()) + (1 << shift - 1) >> shift >> MANTISSA_BITS:
         shift += 1
     exponent = unit + int(shift) - SHIFT_MAX
@@ -171,12 +174,12 @@ def quantize_scales(values: Integers, unit: int, up: bool) -> tuple[Codes, int]:
     least = exponent - unit
     shifts = np.maximum(_bit_lengths(values) - MANTISSA_BITS, least)
     mantissas = (values + (up << shifts >> 1)) >> shifts
-    codes = (shifts - least << 4) + mantissas - 16  # A mantissa that is rounded up to 32 is 16 with the next shift.
+    codes = (shifts - least << 4) + mantissas - 16  # A mantissa that was rounded up to 32 becomes 16 with the next shift.
     return np.maximum(codes, 0).astype(np.uint8), exponent
 
 
 def scale_values(codes: Codes, exponent: int) -> Float32Array:
-    """Return the scales as float32. They are exact, since they have five significant bits."""
+    """Return the scales as float32. The scales are exact, since they have five significant bits."""
     return SCALES[codes].astype(np.float32) * np.float32(math.ldexp(1.0, exponent))
 
 

@@ -1,7 +1,7 @@
 """The distance of a vector from all vectors with one encoding, by which an auditor compares a payload with re-executed work.
 
-A vector has an encoding if its magnitudes |v| meet these conditions. s is the scale of a chunk, s⁺ and s⁻ are the next larger and
-smaller one, t is the largest level and r is `quantization.RANGE`:
+A vector has a given encoding if its magnitudes |v| meet these conditions. s is the scale of a chunk, s⁺ and s⁻ are the next
+larger and the next smaller scale, t is the largest level and r is `quantization.RANGE`:
 
     bits  element of level l                              all elements of a chunk
     1     any magnitude                                   mean from (s⁻ + s) / 2 to (s + s⁺) / 2
@@ -11,10 +11,10 @@ smaller one, t is the largest level and r is `quantization.RANGE`:
           level ±127 has up to 127 · s⁺;
           with scale 0 all are less than 127 · s⁺
 
-Signs are those of the levels; level 0 has both. A chunk of scale 0 has no lower bounds.
+Elements have the signs of their levels; with level 0, any sign. A chunk of scale 0 has no lower bounds.
 
-Each column defines a set of vectors, and the encoded vector is in both sets. A vector is no farther from a set than from any of
-its members. An honest update is therefore at most as far away as two machines deviate.
+Each of the two columns of conditions defines a set of vectors, and the encoded vector is in both sets. A vector is no farther
+from a set than from any of its members. An honest update is therefore at most as far away as two machines deviate.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from training.replicated.tensor_layout import Float32Array, TensorBlock
 
 Floats = npt.NDArray[np.float64]
 
-# If the largest scale is below this, all scales are 0.
+# Least largest scale: if the largest scale is smaller, the codec sends all scales as 0.
 EMPTY = math.ldexp(1.0, quantization.EXPONENT_MIN + quantization.SCALE_BITS - 1)
-SENT_AS_NOTHING = 16  # the scale that code 0 replaces
-# The scale of each code, and those of its neighbours.
+SENT_AS_NOTHING = 16  # the smallest scale, which code 0 replaces
+# For each code, its scale, and the scales of the codes before and after it.
 _OWN = np.append(SENT_AS_NOTHING, quantization.SCALES[1:]).astype(np.float64)
 _BEFORE, _NEXT = np.append(0, _OWN[:-1]), np.append(_OWN[1:], 1 << quantization.SCALE_BITS)
 
 
 def cell_distance(update: QuantizedUpdate, values: Callable[[TensorBlock], Float32Array]) -> float:
-    """Return v's larger distance from the two sets, in float64; `values` returns v of each block."""
+    """Return the distance of a vector from the farther one of the two sets, in float64. `values` returns the vector's blocks."""
     squares = np.zeros(2)
     low, high = _bounds(update)
     for block in update.layout.blocks:
@@ -50,14 +50,14 @@ def cell_distance(update: QuantizedUpdate, values: Callable[[TensorBlock], Float
 
 
 def _bounds(update: QuantizedUpdate) -> tuple[Floats, Floats]:
-    """Return the least and the largest value that the codec rounds to each chunk's scale, shapes (chunks,).
+    """Return, for each chunk, the least and the largest value that the codec rounds to the chunk's scale, shapes (chunks,).
 
-    With several bits they are multiplied by t.
+    With several bits, both values are multiplied by the largest level.
     """
     step, codes, bits = math.ldexp(1.0, update.exponent), update.codes, update.bits
-    if bits == 1:  # The codec rounds to nearest.
+    if bits == 1:  # The codec rounds scales to nearest.
         low, high, empty = (_BEFORE + _OWN) / 2 * step, (_OWN + _NEXT) / 2 * step, EMPTY * (1 - 1 / 64)
-    else:  # The codec rounds down.
+    else:  # The codec rounds scales down.
         low, high, empty = TOP[bits] * step * _OWN, TOP[bits] * step * _NEXT, TOP[bits] * EMPTY
     if not codes.any():
         return np.zeros(len(codes)), np.full(len(codes), empty)
@@ -65,13 +65,14 @@ def _bounds(update: QuantizedUpdate) -> tuple[Floats, Floats]:
 
 
 def _squares(update: QuantizedUpdate, block: TensorBlock, v: Float32Array, low: Floats, high: Floats) -> Floats:
-    """Return the squared distances of a block from the vectors with its levels and from those with its scales, shape (2,)."""
+    """Return the squared distances of a block from the vectors with these levels and from those with these scales, shape (2,)."""
     bits, lengths, values = update.bits, update.layout.chunk_lengths[block.chunks], v.astype(np.float64)
     units = np.repeat(quantization.SCALES[update.codes[block.chunks]] * math.ldexp(1.0, update.exponent), lengths)
     tops = np.repeat(high, lengths) if bits == 8 else np.inf
     of_levels = _outside_levels(values, update.levels_of(block).astype(np.float64), units, tops, bits)
     of_scales = _outside_scales(np.abs(values), lengths, low, high, bits) if bits < 8 else 0.0
-    return np.array([np.einsum("i,i", of_levels, of_levels), of_scales])  # The vectors are too short for a BLAS and its threads.
+    # `einsum`: the vectors are too short for a BLAS and its threads.
+    return np.array([np.einsum("i,i", of_levels, of_levels), of_scales])
 
 
 def _outside_levels(values: Floats, levels: Floats, units: Floats, tops: Floats | float, bits: int) -> Floats:
@@ -88,7 +89,10 @@ def _outside_levels(values: Floats, levels: Floats, units: Floats, tops: Floats 
 
 
 def _outside_scales(magnitudes: Floats, lengths: Integers, low: Floats, high: Floats, bits: int) -> float:
-    """Return the sum of squared distances over the chunks: for one bit by the mean, else by the largest element and the mean."""
+    """Return the squared distance of a block from the vectors with the update's scales.
+
+    The scale limits the mean, and with several bits also the largest element.
+    """
     starts, root = np.cumsum(lengths) - lengths, np.sqrt(lengths)
     means = np.add.reduceat(magnitudes, starts) / lengths
     if bits == 1:
@@ -101,17 +105,18 @@ def _outside_scales(magnitudes: Floats, lengths: Integers, low: Floats, high: Fl
 
 
 def _raised(least: Floats, found: Floats, times: Floats | float) -> Floats:
-    """Return the squared distances to vectors in which `found` is at least `least`, shape (chunks,).
+    """Return the squared distances of chunks from the vectors whose mean or largest element is at least `least`, shape (chunks,).
 
-    One element, or each element, grows by the difference.
+    `found` is the chunk's own mean or largest element. The largest element, or each element, grows by the difference. The
+    distance is `times` this difference.
     """
     return np.square(np.maximum(least - found, 0.0) * times)
 
 
 def _lowered(magnitudes: Floats, starts: Integers, lengths: Integers, means: Floats, most: Floats) -> Floats:
-    """Return the squared distances to vectors with a mean of at most `most`, shape (chunks,).
+    """Return the squared distances of chunks from the vectors with a mean of at most `most`, shape (chunks,).
 
-    All elements shrink by one amount, none below zero: the projection onto the l1 ball (Duchi 2008, figure 1).
+    All elements shrink by the same amount, but not below zero: the projection onto the l1 ball (Duchi 2008, figure 1).
     """
     squares = np.zeros(len(lengths))
     for chunk in np.flatnonzero(means > most):
