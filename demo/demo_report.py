@@ -52,7 +52,7 @@ def check_outcomes(demo: Demo, equal: bool, finished: bool, outcome: PeerOutcome
     if not finished:
         failures.append("the job did not finish")
     if not equal:
-        failures.append("honest peers hold different roots")
+        failures.append("honest peers have different state roots")
     for peer in demo.peers:
         failures += _of_liar(peer.name, demo, outcome) if peer.lies else _of_honest(peer.name, outcome)
     return failures

@@ -95,7 +95,7 @@ class DemoDisplay:
         seen = self._demo.watched.stats
         for key in set(seen.expelled if seen is not None else ()) - self._expelled:
             self._expelled.add(key)
-            self.print_line(f"{self._names[key]} is expelled: a block has two statements of it that exclude each other")
+            self.print_line(f"{self._names[key]} is expelled: it signed two statements that exclude each other")
 
     @property
     def _why_suspended(self) -> str:
@@ -103,7 +103,7 @@ class DemoDisplay:
             return INVALID_UPDATES_REASON
         if self._demo.options.attack == "lazy":
             return "more trainers contradict its reported losses than can be faulty"
-        return "its update was false, or its buffers were withheld"
+        return "its updates were false, or it withheld its buffers"
 
     def _say_who_is_suspended(self, job: JobView) -> None:
         for key, until in job.suspended_until.items():
@@ -258,7 +258,7 @@ def _judged(report: DemoReport, why_suspended: str) -> Iterator[Row]:
         told = ", ".join(f"{reason} {count} × ({meanings.get(reason, reason)})" for reason, count in reasons.items())
         yield name, Text(f"{'not accepted' if ABSENT in reasons else 'rejected'}: {told}", "red")
     for name, height in report.expelled.items():
-        yield name, Text(f"expelled at height {height}: a block has two statements of it that exclude each other", "red")
+        yield name, Text(f"expelled at height {height}: it signed two statements that exclude each other", "red")
     for name, count in report.suspensions.items():
         yield name, Text(f"suspended {_times(count)}: {why_suspended}", "red")
     for told in report.undone:
@@ -273,12 +273,12 @@ def _spent(report: DemoReport, left: int) -> Iterator[Row]:
     now = f", {quorum(voters)} of {voters} at the end" if report.expelled else ""
     yield "blocks decided", f"{heights} (quorum {report.quorum} of {report.voters}{now})"
     if report.decision_ms_p50 is not None and report.decision_ms_p99 is not None:
-        yield "decision", f"{report.decision_ms_p50:.0f} ms median, {report.decision_ms_p99:.0f} ms p99"
+        yield "decision time", f"{report.decision_ms_p50:.0f} ms median, {report.decision_ms_p99:.0f} ms p99"
     if report.bytes_sent_per_peer_per_round is not None:
         yield "bytes sent", f"{report.bytes_sent_per_peer_per_round / 1e6:.2f} MB per peer and round, audit reveals included"
     if report.replays_per_round:
         counts = report.replays_per_round.values()
-        yield "re-executions", f"{mean(counts):.2f} a machine and round, the busiest {max(counts):.2f}"
+        yield "re-executions", f"{mean(counts):.2f} per peer and round, at most {max(counts):.2f}"
     yield "memory", ", ".join(f"{name} {size:.0f} MB" for name, size in report.pss_mb_per_peer.items())
     for name, root in report.state_roots.items():
         yield f"state root of {name}", truncate_text(root, left) if root else "cannot be read"
@@ -292,7 +292,7 @@ def _verdict(report: DemoReport) -> Text:
     lies = "each dishonest peer was found" if report.audit == "sampled" else "no false update was accepted"
     lies = lies if report.malicious else "all peers were honest"
     gain = "the loss fell" if report.rlhf is None else "the policy is better than its reference"
-    return Text(f"all honest roots are equal, {lies}, {gain}", "bold green")
+    return Text(f"all honest peers have equal state roots, {lies}, {gain}", "bold green")
 
 
 def _times(count: int) -> str:

@@ -398,7 +398,7 @@ async def keep_running(demo: Demo) -> None:
 
 
 def _all_stopped(demo: Demo) -> str:
-    return f"all {len(demo.peers)} peers are stopped, their data is in {shlex.quote(str(demo.folder))}"
+    return f"all {len(demo.peers)} peers are stopped; their data is in {shlex.quote(str(demo.folder))}"
 
 
 # The baseline --------------------------------------------------------------------------------------------------------

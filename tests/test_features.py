@@ -544,7 +544,7 @@ async def test_without_the_line_an_unknown_layer_or_request_is_refused_by_name()
         SQUARES.validated()
     with pytest.raises(RemoteProtocolError, match=r"unknown layer model\.feed_forward 'squares': choose one of swiglu"):
         JobSpec.decode(SQUARES.encode())
-    with pytest.raises(LocalProtocolError, match="worker request 'count-parameters': the known ones are open-job, propose"):
+    with pytest.raises(LocalProtocolError, match="worker request 'count-parameters': this program has open-job, propose"):
         await WorkerSupervisor().ask(CountParameters(bytes(32)))
 
 

@@ -115,9 +115,9 @@ class ModelSpec:
         if self.parameters > PARAMETERS_MAX:
             return f"{self.parameters} parameters are more than {PARAMETERS_MAX}"
         if not ROPE_BASE_MIN <= self.rope_base <= ROPE_BASE_MAX:  # NaN fails, too.
-            return f"rope_base {self.rope_base:g} must lie in {ROPE_BASE_MIN:g}..{ROPE_BASE_MAX:g}"
+            return f"rope_base must be in {ROPE_BASE_MIN:g}..{ROPE_BASE_MAX:g}, not {self.rope_base:g}"
         if not NORM_EPSILON_MIN <= self.norm_epsilon <= NORM_EPSILON_MAX:
-            return f"norm_epsilon {self.norm_epsilon:g} must lie in {NORM_EPSILON_MIN:g}..{NORM_EPSILON_MAX:g}"
+            return f"norm_epsilon must be in {NORM_EPSILON_MIN:g}..{NORM_EPSILON_MAX:g}, not {self.norm_epsilon:g}"
         return None
 
     @property

@@ -81,7 +81,7 @@ def _weigh_verdicts(tables: AuditTables, dispute: Dispute) -> None:
     """Update the dispute after one more challenge or verdict, and end it if one side has enough."""
     tables.disputes[dispute.proposal_key] = dispute
     audits, judges = tables.rounds[dispute.round], _judges(tables, dispute)
-    assert len(set(dispute.judges_heard)) == len(dispute.judges_heard), "one verdict each"
+    assert len(set(dispute.judges_heard)) == len(dispute.judges_heard), "a judge has one verdict"
     assert dispute.challenges.keys() <= set(dispute.judges_heard) <= set(audits.reexecutors), "a challenge is a verdict"
     # More than half of the judges, so that only one side can have it; and more than f, so that one of them is honest.
     needed = max(len(judges) // 2 + 1, audits.faults + 1)

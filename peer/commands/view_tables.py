@@ -173,7 +173,7 @@ def stats(view: StatsView) -> KeyValueTable:
             "received": _megabytes(view.bytes_received),
             "refused": _counts(view.refused),
             "evidence": "; ".join(view.evidence) or "none",
-            "expelled": "; ".join(view.expelled) or "nobody",
+            "expelled": "; ".join(view.expelled) or "none",
             "audits": _standing(view.audit_record) if view.audit_record else "no sampled audits of or by this peer",
             "unaudited jobs": _unaudited(view.status),
             "pending": f"{view.transactions_pending} transactions",

@@ -91,7 +91,7 @@ def verify_row_proof(path: Path, trusted: str, genesis: Path | None, unknown_mod
         trust = f"the genesis in {genesis}"
     if trusted:
         if not re.fullmatch("[0-9a-fA-F]{64}", trusted):
-            raise UserError(f"--chain-id {trusted!r} is no chain id: it must have 64 hexadecimal digits")
+            raise UserError(f"--chain-id {trusted!r} is not a chain id: it must have 64 hexadecimal digits")
         _require_same(path, chain_id, trusted.lower(), "--chain-id")
         trust = trust or "the given chain id"
     found = _checked(data, str(path))

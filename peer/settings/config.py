@@ -73,7 +73,7 @@ class Config:
     advertise: tuple[str, ...] = _about(
         "Addresses or host names that other peers dial",
         (),
-        f"At most {ADVERTISED_MAX}. Without one, others are told the addresses of `listen`; for a wildcard these are all "
+        f"At most {ADVERTISED_MAX}. Without one, this peer announces the addresses of `listen`; for a wildcard these are all "
         "addresses of this machine except loopback. Behind a router, name the forwarded address.",
     )
     bootstrap: tuple[str, ...] = _about(

@@ -122,8 +122,8 @@ class RlhfRpcHandler(RlhfRpc):
         if after is None or after.phase is not tuning_plans.PlanPhase.RUNNING:
             return f"cancelled in the stage {plan.current.objective}"
         needed = VoterSet(self.peer.state.members.voters).quorum
-        votes = f"{len(after.stop_requests)} of the {needed} voters needed have voted to cancel the plan"
-        return f"{votes}; run this command at the others, too"
+        votes = f"{len(after.stop_requests)} of {needed} needed votes to cancel the plan"
+        return f"{votes}; run this command at other voters, too"
 
     async def pause_rlhf_training(self) -> str:
         key, plan = self._own_plan()
@@ -152,7 +152,7 @@ class RlhfRpcHandler(RlhfRpc):
         found = [(key, plan) for key, plan in running.items() if plan.current.job.hex().startswith(job)]
         if len(found) != 1:
             there = ", ".join(plan.current.job.hex()[:8] for plan in running.values()) or "none"
-            raise UserError(f"{job!r} matches {len(found) or 'no'} running plans (their jobs: {there})")
+            raise UserError(f"{job!r} matches {len(found) or 'no'} running plans (choices: {there})")
         return found[0]
 
     async def _decided(self, text: str) -> tuple[PreferenceSetSource, list[PreferencePair]]:
@@ -214,7 +214,7 @@ class RlhfRpcHandler(RlhfRpc):
         needed = VoterSet(state.members.voters).faults_tolerated + 1
         better = sum(found.is_better_than_chance for found in plan.reports.values())
         measured = f"{pluralize(len(plan.reports), 'report')} of voters"
-        return f"{better} of {measured} found it better than chance, {needed} have to agree"
+        return f"{better} of {measured} found it better than chance, {needed} needed"
 
     async def _measured(self, stage: StageView) -> StageView:
         """Add the figures of the newest model that this peer has measured, and the origin of the preferences."""

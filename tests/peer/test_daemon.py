@@ -102,11 +102,11 @@ async def assert_it_says_what_it_is_asked(daemon: Daemon) -> None:
     greedy = SamplingOptions(max_tokens=9, temperature=0.0)
     assert await text(asked(greedy)) == await text(asked(replace(greedy, beams=1)))
     for pieces, told in (
-        (asked(long, "tiny@7"), "this peer does not have the model of job 'tiny' at round 7: only at 0, 1"),
-        (asked(long, "huge"), "'huge' fits no jobs"),
+        (asked(long, "tiny@7"), "this peer does not have the model of job 'tiny' at round 7: it has @0, @1"),
+        (asked(long, "huge"), "'huge' matches no "),
         (asked(long, prompt=""), "the prompt is empty"),
         (asked(long, prompt="x" * 70_000), "the prompt has 70000 characters, at most 65536 are allowed"),
-        (asked(replace(long, top_p=1.5)), "top_p 1.5 is no probability"),
+        (asked(replace(long, top_p=1.5)), "top_p 1.5 is not a probability"),
         (asked(replace(long, max_tokens=0)), "tokens: 0 .* is outside 1..4096"),
     ):
         with pytest.raises(UserError, match=told):

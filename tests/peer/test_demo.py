@@ -346,7 +346,7 @@ def test_a_path_is_written_as_a_shell_wants_it_and_stays_on_one_line(
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "dumb")
     folder = tmp_path / name
-    DemoDisplay(demo_of(folder)).print_line("4 peers are running, data in", folder)
+    DemoDisplay(demo_of(folder)).print_line("4 peers are running, with data in", folder)
     printed = capsys.readouterr().out
     assert shlex.quote(str(folder)) in printed and "data in" in printed
 

@@ -338,7 +338,7 @@ def test_the_only_voter_is_never_behind() -> None:
             (),
             0.0,
             0.0,
-            "waiting for the voters: none of 4 is connected",
+            "waiting for the voters: 0 of 4 are connected",
             id="a peer without a vote needs a voter",
         ),
         pytest.param(node(me=STRANGER), KEYS[:1], 0.0, 0.0, "", id="a peer without a vote needs one voter only"),

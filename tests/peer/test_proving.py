@@ -105,7 +105,7 @@ def test_the_genesis_and_the_chain_id_say_which_network_is_meant(chain: Chain, t
         (lambda path: path.write_bytes(path.read_bytes()[:-1]), [], "is truncated"),
         (lambda path: path.write_bytes(path.read_bytes().replace(b"row-proof-1", b"row-proof-2")), [], "'row-proof-2'"),
         (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\0"), [], "its content does not match its digest"),
-        (lambda path: None, ["--chain-id", "12"], "'12' is no chain id: it must have 64 hexadecimal digits"),
+        (lambda path: None, ["--chain-id", "12"], "'12' is not a chain id: it must have 64 hexadecimal digits"),
         (lambda path: None, ["--genesis", "/nowhere"], "cannot read /nowhere"),
         (lambda path: None, ["--genesis", __file__], "is not a genesis"),
     ],

@@ -94,7 +94,7 @@ def test_the_prompt_says_who_it_is_and_what_happens_and_leaves_the_line_being_ty
         shown.type("status")  # without Enter
         shown.until("peer> status$")
         erin.start("join", invitation[1].replace("\n", ""), *RUN[1:], "--name", "erin")
-        told = shown.until(r"stands as a voter: to approve it, run `approve erin`\n(.*\n)*peer> status$")
+        told = shown.until(r"is a voter candidate: to approve it, run `approve erin`\n(.*\n)*peer> status$")
         assert re.search(r"\d\d:\d\d:\d\d member +erin was admitted as a member, invited by anna\n", told), told
         assert told.count("peer> status") == 1 and told.endswith("\npeer> status")
         shown.type("\x15approve erin\r")
@@ -176,7 +176,7 @@ def test_a_demo_shows_its_liar_with_the_reasons_in_words_its_report_is_whole_and
         told = "\n".join(shown.lines)
         assert status == 0, told
         assert re.search(r"│ liar-2 +suspended once: ", told), told
-        assert "all honest roots are equal, each dishonest peer was found, the loss fell" in told
+        assert "all honest peers have equal state roots, each dishonest peer was found, the loss fell" in told
         assert max(map(len, shown.lines)) <= 120
     report = json.loads((tmp_path / "r.json").read_text())
     assert KEYS - report.keys() == set()

@@ -125,5 +125,5 @@ def test_pipe_is_refused_by_each_reader(name: str, tmp_path: Path) -> None:
 
 def test_pipe_in_a_folder_of_texts_is_left_out_by_name(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.txt")
-    with pytest.raises(UserError, match=r"a\.txt: no regular file"):
+    with pytest.raises(UserError, match=r"a\.txt: not a regular file"):
         next(text_files.read_text(tmp_path))

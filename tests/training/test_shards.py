@@ -96,7 +96,7 @@ def test_a_tokenizer_beside_the_shards_gives_the_vocabulary(folder: Path) -> Non
         (
             train_bpe([b"some text, some more text " * 20], 260),
             300,
-            "has 260 tokens, but manifest.json says vocabulary 300: make a new manifest",
+            "has 260 tokens, but manifest.json sets vocabulary 300: make a new manifest",
         ),
     ],
     ids=["no model", "nested", "another vocabulary"],
@@ -152,7 +152,7 @@ def test_every_id_of_sixteen_bits_may_be_a_token(tmp_path: Path) -> None:
     ("fields", "words"),
     [
         ({"format": "other"}, 'has no "format": "folkmoot-tokens/1"'),
-        ({"vocabulary": 0}, r"vocabulary must be a whole number in 1..65536, is 0"),
+        ({"vocabulary": 0}, r"vocabulary must be a whole number in 1..65536, not 0"),
         ({"vocabulary": 300}, "without a tokenizer the vocabulary must be 256 or 257, not 300"),
         ({"shards": []}, "lists no shards"),
         ({"shards": ["000.bin"]}, "every shard must be like"),

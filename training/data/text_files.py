@@ -292,7 +292,7 @@ def _encoded(texts: Texts, file: Path, findings: TextFileReport) -> Iterator[byt
             yield text.encode() + b"\n"
         except UnicodeEncodeError:
             raise UserError(
-                f"{printable_path(file)}{where}: the text contains half a surrogate pair, which is no character: remove it"
+                f"{printable_path(file)}{where}: the text contains half a surrogate pair, which is not a character: remove it"
             ) from None
 
 

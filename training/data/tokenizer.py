@@ -79,7 +79,7 @@ class BpeTokenizer:
 
 
 # `digest` is that of the blob. `token_bytes` are bytes of text per token id. `end_of_text` is the token that ends a text and
-# stands for no bytes; None: there is none.
+# does not represent a bytes; None: there is none.
 Tokenizer = ByteTokenizer | BpeTokenizer
 
 
@@ -97,7 +97,7 @@ def train_bpe(pieces: Iterable[bytes], vocabulary: int) -> bytes:
     Raises `UserError` for an impossible vocabulary.
     """
     if not BYTES_WITH_END < vocabulary <= VOCABULARY_MAX:
-        raise UserError(f"a BPE vocabulary must lie in {BYTES_WITH_END + 1}..{VOCABULARY_MAX}, not {vocabulary}")
+        raise UserError(f"a BPE vocabulary must be in {BYTES_WITH_END + 1}..{VOCABULARY_MAX}, not {vocabulary}")
     package = _package()
     tokenizer = package.Tokenizer(package.models.BPE())
     tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -232,7 +232,7 @@ def _bytes_of_id(model: BpeVocabulary) -> list[bytes]:
             for token, number in model.ids.items()
         }
     except KeyError as error:
-        raise RemoteProtocolError("bad-tokenizer", f"the character {str(error)[:20]} stands for no byte") from None
+        raise RemoteProtocolError("bad-tokenizer", f"the character {str(error)[:20]} does not represent a byte") from None
     return [tokens[number] for number in range(len(tokens))]
 
 

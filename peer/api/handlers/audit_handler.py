@@ -43,7 +43,7 @@ class AuditRpcHandler(AuditRpc):
     async def challenge_trainer(self, trainer: str, round: int | None) -> str:
         self.peer.require_member()
         if self.peer.driver.round_executor.participant.worker_client is None:
-            raise UserError("this peer cannot re-execute without a worker: give the command at a peer with --role trainer")
+            raise UserError("this peer cannot re-execute without a worker: use a peer with --role trainer")
         due = await self._to_audit(
             self.peer.driver.state.members.current_key(resolve_peer(trainer, self.peer.driver.state.members)), round
         )
@@ -120,8 +120,9 @@ class AuditRpcHandler(AuditRpc):
         if not any(state.members.current_key(key) == trainer and round in (None, number) for number, key in kept):
             when = "unless voters re-executed them before the vote, or the round was undone"
             return f"no proposal of {whose} can be audited: accepted proposals can be until their audit_window ends, {when}"
-        must = f"must be in good standing, with fewer than {CHALLENGES_OPEN_MAX} open disputes and few claims of withheld buffers"
-        return f"this peer cannot challenge {whose}: the proposal must be undisputed, and this peer {must}; once for a round"
+        standing = f"in good standing with fewer than {CHALLENGES_OPEN_MAX} open disputes and few claims of withheld buffers"
+        needs = f"it needs an undisputed proposal, a peer {standing}, and no earlier challenge of this peer in the round"
+        return f"this peer cannot challenge {whose}: {needs}"
 
     def _awaited(self) -> dict[tuple[bytes, ProposalKey], bytes]:
         """Return the reports that this peer owes: job and proposal key -> this peer's public key in that round."""

@@ -121,7 +121,7 @@ TRAIN_DESCRIPTION = """
 
     `--data` names a file or a folder with text. Its text is hashed and sent to the other peers, so that they can re-execute
     work on it. A folder with `*.bin` holds token shards (`peer help shards`). With `--data local` each trainer uses the text of
-    its own setting `local_data`. Nobody can re-execute such work: audits are off, and the job needs `byzantine_max=0`.
+    its own setting `local_data`. No peer can re-execute such work: audits are off, and the job needs `byzantine_max=0`.
 
     Files with text:
 
@@ -222,7 +222,7 @@ async def _phases(api: PeerApi, job: str, seen: int) -> AsyncGenerator[EventView
 
 
 def _unchanged(before: tuple[JobView, ...], after: tuple[JobView, ...], test: str) -> str:
-    """Return a line for each model: unchanged by the scratch round, or moved on by its own rounds meanwhile."""
+    """Return a line for each model: unchanged by the scratch round, or changed by its own rounds meanwhile."""
     now = {job.job: job for job in after}
     objective = now[test].objective if test in now else ""  # jobs of earlier tests trained no model
     models = [job for job in before if job.objective != objective and job.job in now]
@@ -231,7 +231,7 @@ def _unchanged(before: tuple[JobView, ...], after: tuple[JobView, ...], test: st
     lines = []
     for job in models:
         same = (now[job.job].round, now[job.job].model_root) == (job.round, job.model_root)
-        moved = "unchanged" if same else f"moved on by its own round {display_round_number(job.round)}"
+        moved = "unchanged" if same else f"changed by its own round {display_round_number(job.round)}"
         lines.append(f"job {view_tables.shorten_id(job.job)}: model root {job.model_root[:16]} {moved}")
     return "\n".join(lines)
 
@@ -492,7 +492,7 @@ def setting_warnings(request: TrainRequest, said: Mapping[str, str], audit: str)
             f"{' or '.join(RULES_WITH_BYZANTINE_MAX)}"
         )
     if local:
-        yield "each trainer uses its own text, so nobody can re-execute: audits are off; voters check only the form of updates"
+        yield "each trainer uses its own text, so audits are off: no peer re-executes updates; voters check only form and norm"
     elif audit == "sampled":
         yield SAMPLED_AUDITS_RISK
         if overrides.get("byzantine_max") == "0":

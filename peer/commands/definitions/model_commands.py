@@ -112,7 +112,7 @@ def describe_final_round(round: int, newer: int, way: str = "--newest") -> str:
 def _sampling(options: argparse.Namespace, beams: int = 0) -> SamplingOptions:
     """Return the sampling options of a command. Raises `UserError` if they are invalid."""
     if len(options.stop) > STOPS_MAX:
-        raise UserError(f"--stop is there {len(options.stop)} times: at most {STOPS_MAX} are allowed")
+        raise UserError(f"--stop is given {len(options.stop)} times: at most {STOPS_MAX} are allowed")
     temperature = options.temperature
     if temperature is None:
         temperature = 0.0 if beams else TEMPERATURE_DEFAULT
