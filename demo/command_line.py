@@ -98,7 +98,7 @@ def add_arguments(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--preferences", metavar="FILE", help=about)
     about = "Number of rounds (default 60, 600 with --preset per-step, 40 with --rlhf toy, 20 of the policy with --rlhf text)"
     demo.add_argument("--rounds", type=parse_integer_in(1), metavar="R", help=about)
-    about = "Seed of the first parameters and of the data order (default 0)"
+    about = "Seed of the initial parameters and of the data order (default 0)"
     demo.add_argument("--seed", type=parse_integer_in(0), default=0, metavar="S", help=about)
     about = "Text file or folder, or - for standard input (default the built-in text)"
     demo.add_argument("--data", metavar="PATH", help=about)
@@ -144,7 +144,7 @@ def run_demo(options: argparse.Namespace) -> Any:
     tolerated = (options.peers - 1) // 3
     if options.malicious > tolerated and not options.beyond_bound:
         raise UserError(
-            f"--malicious {options.malicious}: {options.peers} voters tolerate {tolerated} dishonest; "
+            f"--malicious {options.malicious}: {options.peers} voters tolerate {tolerated} dishonest: "
             f"set --peers {min(3 * options.malicious + 1, DEMO_PEERS_MAX)} or add --beyond-bound"
         )
     if options.malicious >= options.peers:

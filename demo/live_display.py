@@ -70,7 +70,7 @@ class DemoDisplay:
         elif options.data:
             self._print(begins, Path(options.data))
         else:
-            self._print(f"{begins} the language reference in Python")
+            self._print(f"{begins} the built-in text")
         if self._live:
             self._live.start()
         return self
@@ -113,7 +113,7 @@ class DemoDisplay:
                 )
         self._suspended = dict(job.suspended_until)
         for told in job.undone_rounds[self._undone :]:
-            self.print_line(f"{told}; the job continues from the model before them")
+            self.print_line(f"{told}; the job continues from an earlier model")
         self._undone = len(job.undone_rounds)
 
     def update(self, job: JobView, rounds: tuple[RoundView, ...]) -> None:
@@ -246,8 +246,8 @@ def _tuned(rlhf: RlhfResult) -> Iterator[Row]:
     if rlhf.distinct_2 is not None:
         yield "responses", f"{rlhf.response_tokens:.1f} tokens, distinct-2 {rlhf.distinct_2:.4f} in the last round"
     if rlhf.pair_accuracy is not None:
-        beside = f", by a linear model {rlhf.linear_accuracy:.1%}" if rlhf.linear_accuracy is not None else ""
-        yield "held-out preferences", f"predicted {rlhf.pair_accuracy:.1%}{beside}"
+        beside = f", {rlhf.linear_accuracy:.1%} by a linear model" if rlhf.linear_accuracy is not None else ""
+        yield "held-out preferences", f"{rlhf.pair_accuracy:.1%} predicted correctly{beside}"
 
 
 def _judged(report: DemoReport, why_suspended: str) -> Iterator[Row]:
@@ -255,7 +255,7 @@ def _judged(report: DemoReport, why_suspended: str) -> Iterator[Row]:
         yield name, f"{pluralize(count, 'proposal')} accepted"
     meanings = registry.rejection_meanings()
     for name, reasons in report.rejected.items():
-        told = ", ".join(f"{reason} {count} × ({meanings.get(reason, reason)})" for reason, count in reasons.items())
+        told = ", ".join(f"{count} × {reason} ({meanings.get(reason, reason)})" for reason, count in reasons.items())
         yield name, Text(f"{'not accepted' if ABSENT in reasons else 'rejected'}: {told}", "red")
     for name, height in report.expelled.items():
         yield name, Text(f"expelled at height {height}: it signed two statements that exclude each other", "red")

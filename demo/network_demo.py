@@ -101,7 +101,7 @@ def run_until_stopped(demo: Demo, run: Callable[[], Awaitable[int]]) -> int:
 
 def _require_usable(path: Path) -> None:
     """Raise `UserError` if a path holds no usable training data, before anything starts."""
-    with path_errors_as_user_errors("--data", path, "name a readable text file or folder"):
+    with path_errors_as_user_errors("--data", path, "give a readable text file or folder"):
         if token_shards.is_token_folder(path):
             token_shards.open_token_folder(path)
         else:

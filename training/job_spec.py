@@ -173,7 +173,7 @@ class JobSpec:
     held_out_permille: Annotated[int, Between(0, 500)] = 100
     """Permille of the text, at its end, that is never used in training."""
     seed: Count = 0
-    """Seed of the first parameters and of the data order."""
+    """Seed of the initial parameters and of the data order."""
     rounds: Annotated[int, Between(1, ROUNDS_MAX)] = ROUNDS
     """Rounds of the job. `--rounds N` sets it, too."""
     local_steps: Annotated[int, Between(1, LOCAL_STEPS_MAX)] = LOCAL_STEPS

@@ -61,7 +61,7 @@ class WebService:
                 # Usually a second peer on this machine has the same default address. This peer goes on without pages.
                 why = os.strerror(error.errno).lower() if error.errno else str(error)
                 self.desk.log_warning(
-                    f"web pages are not served at {listen}: {why}; name another address with --web-listen, or port 0"
+                    f"web pages are not served at {listen}: {why}; choose another address with --web-listen, or port 0"
                 )
                 return
             scheme = "https" if tls else "http"

@@ -50,7 +50,7 @@ def _write(path: Path, data: bytes) -> None:
                 path.unlink(missing_ok=True)
                 raise
     except FileExistsError:
-        raise UserError(f"{path} already exists: name a new file") from None
+        raise UserError(f"{path} already exists: choose a new file") from None
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
 

@@ -524,7 +524,7 @@ def why_unlinked(config: Config, remembered: Iterable[str]) -> str:
     """Return why this peer can never have a link, with a remedy after `; `, or "". `remembered` is its address book."""
     if config.listen != NO_LISTEN_ADDRESS or config.bootstrap or config.mdns or any(remembered):
         return ""
-    way = "name a member with --bootstrap HOST:PORT, search the local network with --mdns, or accept connections"
+    way = "add a member with --bootstrap HOST:PORT, search the local network with --mdns, or accept connections"
     return f"listen is none, and this peer knows no address to dial; {way}"
 
 

@@ -139,7 +139,7 @@ class DataDirectory:
         """Open the directory of an existing peer. Raises `UserError` if there is none or it cannot be written."""
         if not path.is_dir():
             raise UserError(
-                f"no data directory at {path}: create one with `peer init` or `peer join`, or name another with --data-dir"
+                f"no data directory at {path}: create one with `peer init` or `peer join`, or choose another with --data-dir"
             )
         if not os.access(path, os.W_OK | os.X_OK):
             raise UserError(f"data directory {path} cannot be written by this user; check its owner and mode")

@@ -120,7 +120,7 @@ class RlhfRpcHandler(RlhfRpc):
         await self.peer.submit_transaction("rlhf/cancel", tuning_plans.CancelPlan(key))
         after = self.peer.state.module_state(RlhfState).plans.get(key)
         if after is None or after.phase is not tuning_plans.PlanPhase.RUNNING:
-            return f"cancelled in the stage {plan.current.objective}"
+            return f"the plan is cancelled in the stage {plan.current.objective}"
         needed = VoterSet(self.peer.state.members.voters).quorum
         votes = f"{len(after.stop_requests)} of {needed} needed votes to cancel the plan"
         return f"{votes}; run this command at other voters, too"
@@ -128,12 +128,12 @@ class RlhfRpcHandler(RlhfRpc):
     async def pause_rlhf_training(self) -> str:
         key, plan = self._own_plan()
         await self.peer.submit_transaction("rlhf/pause", tuning_plans.PausePlan(key))
-        return f"paused: the open round of {plan.current.objective} is the last one until `rlhf resume`"
+        return f"the plan is paused: the open round of {plan.current.objective} is the last one until `rlhf resume`"
 
     async def resume_rlhf_training(self) -> str:
         key, plan = self._own_plan()
         await self.peer.submit_transaction("rlhf/resume", tuning_plans.ResumePlan(key))
-        return f"{plan.current.objective} continues"
+        return f"the plan continues with {plan.current.objective}"
 
     def _running_plans(self) -> dict[bytes, tuning_plans.TuningPlan]:
         return self.peer.state.module_state(RlhfState).running_plans() if self._is_run() else {}

@@ -166,7 +166,7 @@ async def test_where_the_port_for_annotators_is_taken_the_peer_says_so_and_goes_
     with socket.create_server(("127.0.0.1", 0)) as other:
         await daemon.start(*SERVE, "--web-listen", f"127.0.0.1:{other.getsockname()[1]}").answers()
         told = await said(daemon, "web pages are not served at 127.0.0.1:")
-    assert told.endswith(": address already in use; name another address with --web-listen, or port 0")
+    assert told.endswith(": address already in use; choose another address with --web-listen, or port 0")
     assert f" WARNING {told}" in daemon.log
     await daemon.client.run_test_round()
     assert daemon.terminate() == 0 and "Traceback" not in daemon.log

@@ -116,17 +116,17 @@ def test_a_field_that_no_job_can_have_is_told_before_anything_starts(tmp_path: P
 
 
 PLACES = [
-    ("--json", "nowhere/r.json", "No such file or directory; name a file in an existing folder"),
+    ("--json", "nowhere/r.json", "No such file or directory; choose a file in an existing folder"),
     ("--json", "text/r.json", "Not a directory"),
-    ("--json", "folder", "is a folder: name a file"),
+    ("--json", "folder", "is a folder: give a file"),
     ("--json", "n" * 300, "File name too long"),
-    ("--report", "text", "is a file: name a new folder"),
-    ("--report", "text/run", "Not a directory; name a new folder"),
+    ("--report", "text", "is a file: choose a new folder"),
+    ("--report", "text/run", "Not a directory; choose a new folder"),
     ("--report", "folder", "is not empty"),
     ("--report", "loop/run", "Too many levels of symbolic links"),
     ("--report", "n" * 300, "File name too long"),
     ("--data", "text/x", "no such file or folder"),
-    ("--data", "n" * 300, "File name too long; name a readable text file"),
+    ("--data", "n" * 300, "File name too long; give a readable text file"),
     ("--data", "loop", "loop"),
 ]
 
@@ -153,7 +153,7 @@ def test_a_place_that_may_not_be_written_is_told_before_anything_starts(tmp_path
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
-    with pytest.raises(UserError, match=r"--report .*run: Read-only file system; name a new folder that you can write"):
+    with pytest.raises(UserError, match=r"--report .*run: Read-only file system; choose a new folder that you can write"):
         prepare_output_paths(tmp_path / "run", "")
 
 

@@ -215,7 +215,7 @@ async def test_a_taken_port_is_told_and_ends_nothing(tmp_path: Path) -> None:
         [told] = desk.told
         assert (
             told.startswith("WARNING ")
-            and f"{port}: address already in use; name another" in told.lower()
+            and f"{port}: address already in use; choose another" in told.lower()
             and not (desk.folder / metrics_endpoint.ADDRESS_FILE).exists()
         )
 

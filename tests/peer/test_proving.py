@@ -143,7 +143,7 @@ def test_a_peer_writes_a_new_file_and_says_what_is_in_it(chain: Chain, tmp_path:
     path = tmp_path / "row.proof"
     view = write_row_proof(chain.genesis, chain.states[39], chain.shelf().light_blocks_to(39), TABLE, b"7", path)
     assert (view.height, view.has_row, view.bytes) == (39, True, len(path.read_bytes())) and view.row_bytes < 1_000
-    with pytest.raises(UserError, match="exists: name a new file"):
+    with pytest.raises(UserError, match="exists: choose a new file"):
         write_row_proof(chain.genesis, chain.states[39], chain.shelf().light_blocks_to(39), TABLE, b"8", path)
 
 

@@ -86,7 +86,7 @@ def test_the_prompt_says_who_it_is_and_what_happens_and_leaves_the_line_being_ty
     screen = terminal(*RUN, "--data-dir", str(directory), columns=80, rows=24)
     with screen as shown, daemons([tmp_path / "erin"]) as (erin,):
         shown.until("peer>$")
-        assert re.match(r"network lab, anna \([a-z2-7]{8}\) listens on 127\.0\.0\.1:\d+: working$", shown.lines[0]), shown.lines
+        assert re.match(r"anna \([a-z2-7]{8}\) of network lab listens on 127\.0\.0\.1:\d+: working$", shown.lines[0]), shown.lines
         shown.type("invite\r")
         printed = r"(folkmoot1:[\w\n-]+?)\nthe new peer dials .*\npeer>$"
         invitation = re.search(printed, shown.until(printed))

@@ -183,12 +183,12 @@ def test_what_is_no_manifest_is_told(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_can_have_no_manifest_is_told_why(folder: Path, tmp_path: Path) -> None:
-    has_no_manifest(r"^no such folder: .*none \(name one with .bin files", tmp_path / "none")
+    has_no_manifest(r"^no such folder: .*none \(give one with .bin files", tmp_path / "none")
     (folder / "tokenizer.json").write_bytes(b"{}")
     has_no_manifest(r"tokenizer.json is not a byte-level BPE", folder)
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.json").mkdir()
-    has_no_manifest(r"tokenizer.json is a folder: name a file", folder)
+    has_no_manifest(r"tokenizer.json is a folder: give a file", folder)
     (folder / "tokenizer.json").rmdir()
     write(folder, "002.bin", [])
     has_no_manifest(r"002.bin is empty: put token ids into it, or take it out of the folder", folder)

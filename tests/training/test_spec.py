@@ -203,7 +203,7 @@ def test_a_person_is_told_what_goes_together_and_the_way_out() -> None:
     )
     refused("outer 'adamw' needs local_steps 1, not 10: use outer 'nesterov'", replace(JOB, outer=OuterOptimizerKind.ADAMW))
     refused(
-        "audit 'sampled' needs shared data: name a text, or use audit 'off'", replace(JOB, data=None, audit=AuditMode.SAMPLED)
+        "audit 'sampled' needs shared data: give a text, or use audit 'off'", replace(JOB, data=None, audit=AuditMode.SAMPLED)
     )
 
 

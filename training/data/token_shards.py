@@ -91,7 +91,7 @@ def open_token_folder(folder: Path) -> TokenFolder:
 def make_manifest(folder: Path) -> str:
     """Return the manifest, as JSON, of the .bin files in `folder` by name, and of its tokenizer.json. Raises `UserError`."""
     if not folder.is_dir():
-        raise UserError(f"no such folder: {folder} (name one with {SUFFIX} files of 16-bit little-endian token ids)")
+        raise UserError(f"no such folder: {folder} (give one with {SUFFIX} files of 16-bit little-endian token ids)")
     files = sorted(folder.glob(f"*{SUFFIX}"))
     if not files:
         raise UserError(f"no {SUFFIX} file in folder {folder}: put shards of 16-bit little-endian token ids there")

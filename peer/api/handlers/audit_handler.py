@@ -111,7 +111,7 @@ class AuditRpcHandler(AuditRpc):
         state, which = self.peer.driver.state, "" if round is None else f" in round {display_round_number(round)}"
         whose = f"{short_id(trainer)}{which}"
         if trainer == self.peer.me:
-            return "a peer cannot challenge its own proposals: name another trainer"
+            return "a peer cannot challenge its own proposals: choose another trainer"
         if not state.audits.jobs:
             return "no job with audit=sampled is running: `peer rounds` shows re-executions of other jobs"
         kept = (

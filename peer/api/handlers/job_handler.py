@@ -165,7 +165,7 @@ class JobRpcHandler(JobRpc):
                 spec = await trio.to_thread.run_sync(build_job_spec, self.peer, request, findings)
         except OSError as error:  # an unreadable text file
             raise UserError(
-                f"{shown_path(request.examples or request.data)} cannot be read: {error.strerror}; name another file or folder"
+                f"{shown_path(request.examples or request.data)} cannot be read: {error.strerror}; choose another file or folder"
             ) from None
         transaction = await self.peer.submitter.submit("job/start", StartJob(spec.encode()))
         job = job_id(self.peer.me, transaction).hex()

@@ -359,7 +359,7 @@ class JoinRpcHandler(InvitationRpc):
         if not mine and (self.peer.config.listen != NO_LISTEN_ADDRESS or not others):
             known = f"this peer listens on {self.peer.config.listen}, and knows only loopback addresses of this machine"
             raise UserError(
-                f"{known}; name an address for newcomers: `peer invite --address HOST:PORT`, or the setting `advertise`"
+                f"{known}; give an address for newcomers: `peer invite --address HOST:PORT`, or the setting `advertise`"
             )
         if not all(_is_local(address) for address in mine):  # newcomers are on other machines in this case
             others = [address for address in others if not _is_local(address)]

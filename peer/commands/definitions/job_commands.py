@@ -423,7 +423,7 @@ def build_train_request(options: argparse.Namespace) -> TrainRequest:
     said = job_overrides(options)
     overrides = preset_overrides(options.preset, said) | said
     if options.data == "":
-        raise UserError("--data is empty: name a file or folder, or leave it out for the built-in text")
+        raise UserError("--data is empty: give a file or folder, or leave it out for the built-in text")
     data = options.data or ""
     if data not in ("", "local"):
         data = str(Path(data).expanduser().absolute())  # the daemon's working directory may differ

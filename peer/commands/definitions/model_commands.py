@@ -106,7 +106,7 @@ def model_argument(options: argparse.Namespace) -> str:
 
 def describe_final_round(round: int, newer: int, way: str = "--newest") -> str:
     """Return a note that a newer model is not final yet. `way` is the argument that chooses the newer one."""
-    return f"took the newest final model, of round {round}; take the model of round {newer}, which audits may undo, with {way}"
+    return f"used the newest final model, of round {round}; {way} uses the model of round {newer}, which audits may undo"
 
 
 def _sampling(options: argparse.Namespace, beams: int = 0) -> SamplingOptions:

@@ -178,6 +178,6 @@ async def help(asked: CommandContext[PeerApi]) -> None:
     asked.show(help_text(words, topic) if topic else KeyValueTable({name: word.about for name, word in words.items()}))
 
 
-@command("Stop the peer, or leave it running if the console is attached", only_at_prompt=True)
+@command("Stop the peer, or detach the console and leave it running", only_at_prompt=True)
 async def quit(asked: CommandContext[PeerApi]) -> None:
     """Do nothing: the reader of the lines acts on `quit`, because it knows whether the console is attached."""
