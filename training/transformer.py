@@ -281,7 +281,7 @@ _known = {kind.name: kind for kind in LAYERS}
 def register_layers(kinds: Iterable[LayerKind]) -> None:
     """Add a feature's layers. A second registration changes nothing."""
     for kind in kinds:
-        assert kind.module or kind in LAYERS, f"no module says that a network knows the layer {kind.name!r}"
+        assert kind.module or kind in LAYERS, f"no ledger module declares the layer {kind.name!r}"
         assert isinstance(kind, LinearKind if kind.place is LayerPlace.LINEAR else BlockKind), kind.name
         assert _known.setdefault(kind.name, kind) is kind, f"two layers are called {kind.name!r}"
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from peer.export.row_proof_file import RowVerdict
 
 REACH_SIGNS = "+: the observer hears the voter; seconds: time of silence; ?: unknown"
-NOT_CHECKED = " (unverified: this program does not know the module, so only the file says that the field is a table)"
+NOT_CHECKED = " (unverified: this program does not know the module, so only the file declares the field as a table)"
 REACHABILITY_TEXTS = {  # by `StatusView.reachability`
     "direct": "other peers have dialed this peer",
     "relayed": "other peers cannot dial this peer and reach it over relays",

@@ -74,7 +74,7 @@ class Config:
         "Addresses or host names that other peers dial",
         (),
         f"At most {ADVERTISED_MAX}. Without one, this peer announces the addresses of `listen`; for a wildcard these are all "
-        "addresses of this machine except loopback. Behind a router, name the forwarded address.",
+        "addresses of this machine except loopback. Behind a router, set the forwarded address.",
     )
     bootstrap: tuple[str, ...] = _about(
         "Addresses to dial first", (), "`PEERID@HOST:PORT` accepts only the peer with this id at the address."

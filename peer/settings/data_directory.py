@@ -45,7 +45,7 @@ FILES = {
     "blobs/": "Payloads and data, by digest.",
     "blobs/parts/": "Parts of objects above 16 MiB, also of those that are still being downloaded.",
     "models/": "Parameters, optimizer state and estimates of the last rounds and of anchors.",
-    "buffers/": "Error feedback and kept inner state, as long as anybody may re-execute with them.",
+    "buffers/": "Error feedback and kept inner state, as long as a re-execution may need them.",
     "texts/": "Texts of jobs, joined from their shards, with the tokens of a BPE.",
     "diagnostics/": "Wrong states of this peer, by height.",
     "services/serve/answers.sqlite": "Answers of annotators that are not opened yet. A peer without this file forfeits them.",
