@@ -64,7 +64,7 @@ class DemoDisplay:
         liars = f"{options.malicious} of them dishonest ({options.attack})" if options.malicious else "all honest"
         begins = f"folkmoot demo: {options.peers} peers, {liars}, training on"
         if options.rlhf == TEXT:
-            self._print(f"folkmoot demo: {options.peers} peers, {liars}: a base model, a reward model, and a policy")
+            self._print(f"folkmoot demo: {options.peers} peers, {liars}, training a base model, a reward model and a policy")
         elif options.rlhf:
             self._print(f"folkmoot demo: {options.peers} peers, {liars}, tuning a toy with a known best policy")
         elif options.data:

@@ -176,7 +176,7 @@ class CurationRpcHandler(CurationRpc):
             key, row = self._find(text)
             if number >= row.tasks:
                 raise UserError(
-                    f"project {row.spec.name!r} has {pluralize(row.tasks, 'task')}, numbered from 0; {number} is not one of them"
+                    f"unknown task {number}: project {row.spec.name!r} has {pluralize(row.tasks, 'task')}, numbered from 0"
                 )
             return key, number
         found = self._state.tasks.get_record(bytes.fromhex(text)) if re.fullmatch("[0-9a-f]{64}", text) else None
