@@ -144,7 +144,7 @@ def run_demo(options: argparse.Namespace) -> Any:
     tolerated = (options.peers - 1) // 3
     if options.malicious > tolerated and not options.beyond_bound:
         raise UserError(
-            f"--malicious {options.malicious}: {options.peers} voters tolerate {tolerated} dishonest: "
+            f"--malicious {options.malicious}: {options.peers} voters tolerate {tolerated} faulty: "
             f"set --peers {min(3 * options.malicious + 1, DEMO_PEERS_MAX)} or add --beyond-bound"
         )
     if options.malicious >= options.peers:

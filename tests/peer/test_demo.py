@@ -95,7 +95,7 @@ def test_of_a_peer_that_did_not_start_the_last_words_are_told(tmp_path: Path) ->
 
 def test_more_liars_than_the_vote_tolerates_are_refused_unless_asked_for(tmp_path: Path) -> None:
     said = refused(tmp_path, "--malicious", "2")
-    assert "4 voters tolerate 1 (n ≥ 3f + 1)" in said
+    assert "4 voters tolerate 1 faulty: set --peers 7" in said
     assert "--beyond-bound" in said
 
 

@@ -359,7 +359,7 @@ def test_the_only_voter_is_never_behind() -> None:
             KEYS[3:],
             0.0,
             60.0,
-            "waiting for a trainer of round 4 of 'text', open for 60 s: none of 2 is connected",
+            "waiting for a trainer of round 4 of 'text', open for 60 s: 0 of 2 are connected",
             id="no trainer is here",
         ),
     ],

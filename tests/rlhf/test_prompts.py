@@ -194,7 +194,7 @@ def test_the_set_of_a_reward_model_has_the_tokens_that_were_named(tmp_path: Path
     ("own", "other", "why"),
     [
         ({"reward": "rule:vowels", "reward_model": None}, {}, "prompts 'set' needs a reward model, whose pairs have the prompts"),
-        ({}, {"data": bytes(32)}, "its prompts are of a set, so it reads no text"),
+        ({}, {"data": bytes(32)}, "its prompts come from a preference set: leave data out"),
     ],
 )
 def test_a_job_whose_prompts_cannot_be_is_told_why(own: dict[str, object], other: dict[str, object], why: str) -> None:
