@@ -51,7 +51,7 @@ TERMS = {"prompt_tokens": "4", "response_tokens": "8", "epochs": "2", "local_ste
 REFUSED = {  # base, reward, other fields
     ("bass", "rule:vowels"): r"'bass' matches no finished jobs \(choices: [0-9a-f]+ 'base'\)",
     ("base", "model"): "a plan trains the reward model itself: leave --reward out",
-    ("base", "rule:consonants"): "reward 'rule:consonants' is not one of rule:vowels, rule:bigram",
+    ("base", "rule:consonants"): "unknown reward 'rule:consonants': choose one of rule:vowels, rule:bigram",
     ("base", "rule:bigram"): "needs a vocabulary of 6 tokens, but the model has 257",
     (
         "base",
