@@ -67,7 +67,7 @@ class LightClient:
         if header.height <= self.height:
             raise RemoteProtocolError("bad-proof", f"height {header.height} does not follow height {self.height}")
         if header.voters != self.voters.hash:
-            raise RemoteProtocolError("foreign-voters", f"the voters of height {header.height} are not the proven ones")
+            raise RemoteProtocolError("foreign-voters", f"the voters of height {header.height} differ from the proven voter set")
         vote = verify_certificate(link.certificate, Commit, self.voters, self._chain_id, self._verifier)
         if (vote.height, vote.block) != (header.height, digest):
             raise RemoteProtocolError("bad-proof", f"the certificate does not match the header of height {header.height}")

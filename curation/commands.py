@@ -210,7 +210,7 @@ EXPORT_OPTIONS = (
             "Delete the text of a task for ever",
             (),
             "TASK may stand in place of PROJECT and NUMBER. The author of the project decides it alone. Otherwise more than f "
-            "voters must ask for it. The label stays, and exports show `redacted` in place of the text.",
+            "voters must vote for it. The label stays, and exports show `redacted` in place of the text.",
         ),
     ),
 )

@@ -23,7 +23,7 @@ def _sign_up_problem(value: object) -> str | None:
 
 CURATION = Feature(
     name="curation",
-    about="what people said of tasks",
+    about="tasks, answers of annotators, and labels",
     modules=_modules,
     roles=(
         Role(

@@ -194,7 +194,7 @@ def _report(demo: Demo, truth: Mapping[str, int], crowd: list[SimulatedAnnotator
         outcome = score_labels(states[demo.watched.name].module_state(CurationState), list(truth.values()), crowd, roots)
         equal = all_equal([disk.roots() for disk in disks.values()]) and len(set(roots.values())) == 1
     failures = [] if is_finished else ["not all tasks were settled or reviewed"]
-    failures += [] if equal else ["peers hold different roots"]
+    failures += [] if equal else ["peers have different state roots"]
     if outcome.share_right < ACCURACY_MIN:
         failures.append(
             f"only {outcome.right} of {pluralize(outcome.settled, 'settled task')} are right, expected {ACCURACY_MIN:.0%}"
@@ -255,4 +255,6 @@ def _show(demo: Demo, outcome: AnnotationOutcome, failures: list[str], seconds: 
     for name, root in outcome.roots.items():
         print(f"state root of {name}  {root}")
     print(f"report: {shlex.quote(str(demo.folder))}")
-    print("FAILED: " + "; ".join(failures) if failures else "all roots are equal, and the labels are right", flush=True)
+    print(
+        "FAILED: " + "; ".join(failures) if failures else "all peers have equal state roots, and the labels are right", flush=True
+    )

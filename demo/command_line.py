@@ -99,7 +99,7 @@ def add_arguments(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--preferences", metavar="FILE", help=about)
     about = "Number of rounds (default 60, 600 with --preset per-step, 40 with --rlhf toy, 20 of the policy with --rlhf text)"
     demo.add_argument("--rounds", type=parse_integer_in(1), metavar="R", help=about)
-    about = "Seed of the first parameters and of the data order (default 0)"
+    about = "Seed of the initial parameters and of the data order (default 0)"
     demo.add_argument("--seed", type=parse_integer_in(0), default=0, metavar="S", help=about)
     about = "Text file or folder, or - for standard input (default the built-in text)"
     demo.add_argument("--data", metavar="PATH", help=about)
@@ -145,7 +145,7 @@ def run_demo(options: argparse.Namespace) -> Any:
     tolerated = (options.peers - 1) // 3
     if options.malicious > tolerated and not options.beyond_bound:
         raise UserError(
-            f"--malicious {options.malicious}: {options.peers} voters tolerate {tolerated} dishonest; "
+            f"--malicious {options.malicious}: {options.peers} voters tolerate {tolerated} faulty: "
             f"set --peers {min(3 * options.malicious + 1, DEMO_PEERS_MAX)} or add --beyond-bound"
         )
     if options.malicious >= options.peers:
@@ -206,26 +206,26 @@ def make_demo_script(options: argparse.Namespace, program: str = "peer") -> str:
 def _lines(options: argparse.Namespace, names: Sequence[str], peer: str) -> Iterator[str]:
     first, *others = names
     voters = " ".join(f'--voter "$({peer} identity --data-dir {FOLDER}/{name})"' for name in others)
-    yield f"# {len(names)} peers on this machine; each has a folder in {FOLDER}, and its log beside it"
+    yield f"# {len(names)} peers on this machine; each has a folder and a log file in {FOLDER}"
     yield f"{peer} init --network lab --name {first} --data-dir {FOLDER}/{first} {voters}"
     yield "PEERS=()"
     yield f"{peer} run {_place(first, 0)} & PEERS+=($!)"
-    yield "# one string for all founders, as soon as the first one runs"
+    yield "# one invitation for all founders, as soon as the first peer runs"
     yield f'until INVITATION="$({peer} invite --data-dir {FOLDER}/{first} 2> {FOLDER}/waits)"; do sleep 1; done'
     for number, name in enumerate(others, start=1):
         yield f'{peer} join "$INVITATION" --name {name} {_place(name, number)} & PEERS+=($!)'
-    yield "# until all are registered as trainers"
+    yield "# wait until all peers are registered as trainers"
     registered = f"{peer} peers --json --data-dir {FOLDER}/{first} | grep -o '\"trainer\"' | wc -l"
     yield f'until [ "$({registered})" -ge {len(names)} ]; do sleep 1; done'
     said = f" --data {shlex.quote(options.data)}" if options.data else ""
     said += f" --set seed={options.seed}" if options.seed else ""
     yield f"{peer} train --name demo --rounds {options.rounds or ROUNDS}{said} --data-dir {FOLDER}/{first}"
-    yield f"{peer} watch demo --data-dir {FOLDER}/{first}  # until the job is finished"
-    yield f"{peer} rounds --data-dir {FOLDER}/{names[-1]}  # the same model roots as at the others"
+    yield f"{peer} watch demo --data-dir {FOLDER}/{first}  # ends with the job"
+    yield f"{peer} rounds --data-dir {FOLDER}/{names[-1]}  # shows the same model roots as the other peers"
     yield f'{peer} sample "The " --data-dir {FOLDER}/{first}'
     if options.keep:
-        yield f"# they go on running: http://127.0.0.1:{WEB_PORT}/live shows them"
-        yield '# kill "${PEERS[@]}" ends them; `peer run --data-dir …` goes on from there'
+        yield f"# the peers keep running: http://127.0.0.1:{WEB_PORT}/live shows them"
+        yield '# kill "${PEERS[@]}" stops them; `peer run --data-dir …` continues'
     else:
         yield 'kill "${PEERS[@]}"; wait "${PEERS[@]}"'
 

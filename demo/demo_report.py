@@ -46,13 +46,11 @@ def check_outcomes(demo: Demo, equal: bool, finished: bool, outcome: PeerOutcome
     options, failures = demo.options, []
     tolerated = faults_tolerated(len(demo.peers))
     if options.malicious > tolerated:
-        failures.append(
-            f"{options.malicious} of {len(demo.peers)} voters are dishonest, more than the {tolerated} that are tolerated"
-        )
+        failures.append(f"{options.malicious} of {len(demo.peers)} voters are dishonest, but they tolerate only {tolerated}")
     if not finished:
         failures.append("the job did not finish")
     if not equal:
-        failures.append("honest peers hold different roots")
+        failures.append("honest peers have different state roots")
     for peer in demo.peers:
         failures += _of_liar(peer.name, demo, outcome) if peer.lies else _of_honest(peer.name, outcome)
     return failures
@@ -78,7 +76,7 @@ def _of_liar(name: str, demo: Demo, outcome: PeerOutcomes) -> list[str]:
     elif accepted and attack != "equivocate":
         failures.append(f"the network accepted {pluralize(accepted, 'proposal')} of {name}")
     elif not (accepted or rejected):
-        failures.append(f"no verdict names {name}")
+        failures.append(f"no proposal of {name} was judged")
     if attack == "silent" and not rejected.get("absent"):
         failures.append(f"no round reports {name} as absent")
     if attack == "equivocate" and name not in outcome.expelled:
@@ -296,11 +294,11 @@ def prepare_output_paths(folder: Path, json_file: str) -> None:
     """
     made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     try:
-        with path_errors_as_user_errors("--report", folder, "name a new folder that you can write"):
+        with path_errors_as_user_errors("--report", folder, "choose a new folder that you can write to"):
             if folder.exists() and not folder.is_dir():
-                raise UserError(f"--report {folder} is a file: name a new folder")
+                raise UserError(f"--report {folder} is a file: choose a new folder")
             if folder.exists() and any(folder.iterdir()):
-                raise UserError(f"--report {folder} is not empty: name a new folder")
+                raise UserError(f"--report {folder} is not empty: choose a new folder")
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
         if json_file:
@@ -313,7 +311,7 @@ def prepare_output_paths(folder: Path, json_file: str) -> None:
 
 
 def _try_file(file: Path) -> None:
-    with path_errors_as_user_errors("--json", file, "name a file in an existing folder that you can write"):
+    with path_errors_as_user_errors("--json", file, "choose a file in an existing folder that you can write to"):
         require_writable_kind(file)
         was_there = file.exists()
         file.open("ab").close()

@@ -64,13 +64,13 @@ class DemoDisplay:
         liars = f"{options.malicious} of them dishonest ({options.attack})" if options.malicious else "all honest"
         begins = f"folkmoot demo: {options.peers} peers, {liars}, training on"
         if options.rlhf == TEXT:
-            self._print(f"folkmoot demo: {options.peers} peers, {liars}: a base model, a reward model, and a policy")
+            self._print(f"folkmoot demo: {options.peers} peers, {liars}, training a base model, a reward model and a policy")
         elif options.rlhf:
             self._print(f"folkmoot demo: {options.peers} peers, {liars}, tuning a toy with a known best policy")
         elif options.data:
             self._print(begins, Path(options.data))
         else:
-            self._print(f"{begins} the language reference in Python")
+            self._print(f"{begins} the built-in text")
         if self._live:
             self._live.start()
         return self
@@ -95,7 +95,7 @@ class DemoDisplay:
         seen = self._demo.watched.stats
         for key in set(seen.expelled if seen is not None else ()) - self._expelled:
             self._expelled.add(key)
-            self.print_line(f"{self._names[key]} is expelled: a block has two statements of it that exclude each other")
+            self.print_line(f"{self._names[key]} is expelled: it signed two statements that exclude each other")
 
     @property
     def _why_suspended(self) -> str:
@@ -103,7 +103,7 @@ class DemoDisplay:
             return INVALID_UPDATES_REASON
         if self._demo.options.attack == "lazy":
             return "more trainers contradict its reported losses than can be faulty"
-        return "its update was false, or its buffers were withheld"
+        return "its updates were false, or it withheld its buffers"
 
     def _say_who_is_suspended(self, job: JobView) -> None:
         for key, until in job.suspended_until.items():
@@ -113,7 +113,7 @@ class DemoDisplay:
                 )
         self._suspended = dict(job.suspended_until)
         for told in job.undone_rounds[self._undone :]:
-            self.print_line(f"{told}; the job continues from the model before them")
+            self.print_line(f"{told}; the job continues from an earlier model")
         self._undone = len(job.undone_rounds)
 
     def update(self, job: JobView, rounds: tuple[RoundView, ...]) -> None:
@@ -253,8 +253,8 @@ def _tuned(rlhf: RlhfResult) -> Iterator[Row]:
     if rlhf.distinct_2 is not None:
         yield "responses", f"{rlhf.response_tokens:.1f} tokens, distinct-2 {rlhf.distinct_2:.4f} in the last round"
     if rlhf.pair_accuracy is not None:
-        beside = f", by a linear model {rlhf.linear_accuracy:.1%}" if rlhf.linear_accuracy is not None else ""
-        yield "held-out preferences", f"predicted {rlhf.pair_accuracy:.1%}{beside}"
+        beside = f", {rlhf.linear_accuracy:.1%} by a linear model" if rlhf.linear_accuracy is not None else ""
+        yield "held-out preferences", f"{rlhf.pair_accuracy:.1%} predicted correctly{beside}"
 
 
 def _judged(report: DemoReport, why_suspended: str) -> Iterator[Row]:
@@ -262,10 +262,10 @@ def _judged(report: DemoReport, why_suspended: str) -> Iterator[Row]:
         yield name, f"{pluralize(count, 'proposal')} accepted"
     meanings = registry.rejection_meanings()
     for name, reasons in report.rejected.items():
-        told = ", ".join(f"{reason} {count} × ({meanings.get(reason, reason)})" for reason, count in reasons.items())
+        told = ", ".join(f"{count} × {reason} ({meanings.get(reason, reason)})" for reason, count in reasons.items())
         yield name, Text(f"{'not accepted' if ABSENT in reasons else 'rejected'}: {told}", "red")
     for name, height in report.expelled.items():
-        yield name, Text(f"expelled at height {height}: a block has two statements of it that exclude each other", "red")
+        yield name, Text(f"expelled at height {height}: it signed two statements that exclude each other", "red")
     for name, count in report.suspensions.items():
         yield name, Text(f"suspended {_times(count)}: {why_suspended}", "red")
     for told in report.undone:
@@ -280,12 +280,12 @@ def _spent(report: DemoReport, left: int) -> Iterator[Row]:
     now = f", {quorum(voters)} of {voters} at the end" if report.expelled else ""
     yield "blocks decided", f"{heights} (quorum {report.quorum} of {report.voters}{now})"
     if report.decision_ms_p50 is not None and report.decision_ms_p99 is not None:
-        yield "decision", f"{report.decision_ms_p50:.0f} ms median, {report.decision_ms_p99:.0f} ms p99"
+        yield "decision time", f"{report.decision_ms_p50:.0f} ms median, {report.decision_ms_p99:.0f} ms p99"
     if report.bytes_sent_per_peer_per_round is not None:
         yield "bytes sent", f"{report.bytes_sent_per_peer_per_round / 1e6:.2f} MB per peer and round, audit reveals included"
     if report.replays_per_round:
         counts = report.replays_per_round.values()
-        yield "re-executions", f"{mean(counts):.2f} a machine and round, the busiest {max(counts):.2f}"
+        yield "re-executions", f"{mean(counts):.2f} per peer and round, at most {max(counts):.2f}"
     yield "memory", ", ".join(f"{name} {size:.0f} MB" for name, size in report.pss_mb_per_peer.items())
     for name, root in report.state_roots.items():
         yield f"state root of {name}", truncate_text(root, left) if root else "cannot be read"
@@ -299,7 +299,7 @@ def _verdict(report: DemoReport) -> Text:
     lies = "each dishonest peer was found" if report.audit == "sampled" else "no false update was accepted"
     lies = lies if report.malicious else "all peers were honest"
     gain = "the loss fell" if report.rlhf is None else "the policy is better than its reference"
-    return Text(f"all honest roots are equal, {lies}, {gain}", "bold green")
+    return Text(f"all honest peers have equal state roots, {lies}, {gain}", "bold green")
 
 
 def _times(count: int) -> str:

@@ -301,7 +301,7 @@ async def equivocate(context: ParticipantContext, first: Proposal, second: Propo
 def main(arguments: list[str]) -> int:
     attack, accomplices, *rest = arguments
     if attack not in ATTACKS:
-        raise UserError(f"unknown attack {attack!r}; the known ones are {', '.join(ATTACKS)}")
+        raise UserError(f"unknown attack {attack!r}: choose one of {', '.join(ATTACKS)}")
     options = build_parser().parse_args(rest)
     keys = frozenset(parse_peer_id(text) for text in accomplices.split(",") if text != "-")
 

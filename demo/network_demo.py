@@ -103,7 +103,7 @@ def run_until_stopped(demo: Demo, run: Callable[[], Awaitable[int]]) -> int:
 
 def _require_usable(path: Path) -> None:
     """Raise `UserError` if a path has no usable training data. The check comes before a peer starts."""
-    with path_errors_as_user_errors("--data", path, "name a readable text file or folder"):
+    with path_errors_as_user_errors("--data", path, "give a readable text file or folder"):
         if token_shards.is_token_folder(path):
             token_shards.open_token_folder(path)
         else:
@@ -401,7 +401,7 @@ async def keep_running(demo: Demo) -> None:
 
 
 def _all_stopped(demo: Demo) -> str:
-    return f"all {len(demo.peers)} peers are stopped, their data is in {shlex.quote(str(demo.folder))}"
+    return f"all {len(demo.peers)} peers are stopped; their data is in {shlex.quote(str(demo.folder))}"
 
 
 # The baseline --------------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def check_demo(demo: Demo) -> None:
     if options.preferences:
         path = Path(options.preferences)
         with (
-            path_errors_as_user_errors("--preferences", path, "name a readable JSONL file"),
+            path_errors_as_user_errors("--preferences", path, "give a readable JSONL file"),
             open_regular(path) as stream,
         ):
             preference_sets.read_preference_file(path.name, stream)

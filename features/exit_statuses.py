@@ -13,7 +13,7 @@ INTERRUPTED: Final = 130  # exit status after Ctrl-C: 128 + SIGINT, the conventi
 
 COMMON_EXIT_STATUSES: Final = {
     SUCCESS: "The command succeeded",
-    FAILURE: "The reader of standard output is gone, as `head` is after its lines",
+    FAILURE: "The reader of standard output has closed it, as `head` does after its last line",
     USER_ERROR: "An error: one line on standard error names the value and the remedy",
     INTERRUPTED: "Ctrl-C ended the command",
 }

@@ -724,7 +724,7 @@ class JobsModule(Module[JobsState]):
             raise Refused(f"no member has the role {terms.role}: run a peer with the role {terms.role} or full")
         if not job.trainers:
             only = f"only {short_id(author)} could train this job, but it was retired"
-            raise Refused(f"{only}: it must register or stand as a voter first")
+            raise Refused(f"{only}: it must register again or become a candidate first")
         needed = 2 * VoterSet(job.voters).faults_tolerated + 1
         if terms.is_reexecuted and len(job.reexecutors) < needed:
             mode = "full" if terms.audited else "sampled"

@@ -310,8 +310,8 @@ class LedgerRules:
         if module is None:
             known = sorted(version.version for version in self._known if version.name == wanted.name)
             knows = f"has {', '.join(map(str, known))}" if known else "does not have this module"
-            goes_on, since = ("upgrades to", f" at height {height}") if height else ("runs", "")
-            what = f"this network {goes_on} {wanted.name} {wanted.version}{since}; this program {knows}"
+            verb, since = ("upgrades to", f" at height {height}") if height else ("runs", "")
+            what = f"this network {verb} {wanted.name} {wanted.version}{since}; this program {knows}"
             raise UnsupportedModuleVersion(f"{what}: install a newer program and restart this peer")
         return module
 

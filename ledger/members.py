@@ -184,7 +184,7 @@ class MembersState:
             left = sorted(self.current_key(key) for key in keys if not self.is_expelled(key))
             if left:
                 return tuple(left)
-        raise AssertionError("a voter set without anybody")
+        raise AssertionError("a voter set has a member")
 
 
 def token_preimage(chain_id: bytes, newcomer: bytes) -> bytes:

@@ -356,7 +356,7 @@ def _add_offline_commands(command: Callable[..., CommandLineParser]) -> None:
     verify.add_argument(
         "--unknown-module",
         action="store_true",
-        help="Accept a module that this program does not know: the file alone says that the field is a table",
+        help="Accept a module that this program does not know: only the file declares the field as a table",
     )
     JSON.add_to(verify)
     shards = command(

@@ -127,7 +127,7 @@ class PreferenceDatasetBuilder(RlhfService):
             return None if found is None else found.digest
         require_disk_space(self._desk.folder, found.size)
         await trio.to_thread.run_sync(preference_set_manifest, pairs, claim.source.tokens, self._desk.add_blob)
-        self._desk.log_event(f"{where} the set {claim.set.hex()[:16]} of {pluralize(len(pairs), 'pair')}, as a plan says")
+        self._desk.log_event(f"{where} the set {claim.set.hex()[:16]} of {pluralize(len(pairs), 'pair')}, which the plan names")
         return found.digest
 
     async def _finish_block(self) -> None:

@@ -328,7 +328,7 @@ async def is_linked(machine: Machine, hosts: set[str]) -> bool:
 
 
 async def stands(machine: Machine, key: str) -> bool:
-    return any(view.peer == key and "stands as a voter" in view.membership for view in await machine.client.peers())
+    return any(view.peer == key and "candidate" in view.membership for view in await machine.client.peers())
 
 
 async def votes(machine: Machine) -> bool:

@@ -50,7 +50,7 @@ def _require_regular(mode: int, path: Path | str) -> None:
         return
     shown = str(path) if str(path).isprintable() else repr(str(path))
     if stat.S_ISDIR(mode):
-        raise UserError(f"{shown} is a folder: name a file")
+        raise UserError(f"{shown} is a folder: give a file")
     raise UserError(
         f"{shown} is {_KINDS.get(stat.S_IFMT(mode), 'not a regular file')}: save its content in a file and name that file"
     )

@@ -529,7 +529,7 @@ def test_only_a_step_a_round_is_held_to_one_process_alone() -> None:
         return sum(line.startswith("MISSED") for line in demo.verdicts(preset, [{**report, **alone}]))
 
     assert (missed("per-step", 2.04), missed("per-step", 2.05), missed(None, 2.2)) == (0, 1, 0)
-    assert missed(None, 2.0, "honest peers hold different roots") == 1
+    assert missed(None, 2.0, "honest peers have different state roots") == 1
     assert missed(None, 2.0, last="1.5") == 1, "the best rate is the last of its line"
 
 

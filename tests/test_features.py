@@ -544,7 +544,7 @@ async def test_without_the_line_an_unknown_layer_or_request_is_refused_by_name()
         SQUARES.validated()
     with pytest.raises(RemoteProtocolError, match=r"unknown layer model\.feed_forward 'squares': choose one of swiglu"):
         JobSpec.decode(SQUARES.encode())
-    with pytest.raises(LocalProtocolError, match="worker request 'count-parameters': the known ones are open-job, propose"):
+    with pytest.raises(LocalProtocolError, match="worker request 'count-parameters': this program has open-job, propose"):
         await WorkerSupervisor().ask(CountParameters(bytes(32)))
 
 
@@ -629,5 +629,5 @@ def test_a_peer_that_lacks_the_package_counts_for_nothing_that_needs_it(monkeypa
 def test_a_layer_of_a_feature_names_the_module_by_which_networks_know_it(feature: None) -> None:
     """Otherwise peers with the feature would start a job that the others refuse."""
     unknown = type("Unknown", (transformer.LAYERS[0].__class__,), {"name": "unknown", "module": ""})()
-    with pytest.raises(AssertionError, match="no module says that a network knows the layer 'unknown'"):
+    with pytest.raises(AssertionError, match="no ledger module declares the layer 'unknown'"):
         transformer.register_layers([unknown])

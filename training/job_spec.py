@@ -184,7 +184,7 @@ class JobSpec:
     held_out_permille: Annotated[int, Between(0, 500)] = 100
     """Permille of the text, at its end, that is never used in training."""
     seed: Count = 0
-    """Seed of the first parameters and of the data order."""
+    """Seed of the initial parameters and of the data order."""
     rounds: Annotated[int, Between(1, ROUNDS_MAX)] = ROUNDS
     """Rounds of the job. `--rounds N` sets it, too."""
     local_steps: Annotated[int, Between(1, LOCAL_STEPS_MAX)] = LOCAL_STEPS
@@ -388,7 +388,7 @@ class JobSpec:
     def _number_problem(self) -> str | None:
         for name, value in FLOATS_MAX.items():
             if not getattr(self, name) <= value:  # The comparison also fails for NaN.
-                return f"{name} must be at most {value:g}, is {getattr(self, name)}"
+                return f"{name} must be at most {value:g}, not {getattr(self, name)}"
         for name in POSITIVE:
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 return f"{name} must be positive, not {getattr(self, name)}"
@@ -397,12 +397,12 @@ class JobSpec:
                 return f"{name} {getattr(self, name):g} would reject honest updates of other processors: use at least {value:g}"
         for name in SHARES:
             if not 0 <= getattr(self, name) <= 1:
-                return f"{name} must lie in 0..1, not {getattr(self, name)}"
+                return f"{name} must be in 0..1, not {getattr(self, name)}"
         for name in DECAYS:
             if not 0 <= getattr(self, name) < 1:
-                return f"{name} must be at least 0 and below 1, is {getattr(self, name)}"
+                return f"{name} must be at least 0 and below 1, not {getattr(self, name)}"
         if not self.weight_decay >= 0:
-            return f"weight_decay must not be negative, is {self.weight_decay}"
+            return f"weight_decay must be at least 0, not {self.weight_decay}"
         return None
 
     def _combination_problem(self) -> str | None:

@@ -106,8 +106,8 @@ class JobModelStore:
         """Raise `UserError` if this peer lacks the model that round `number` starts from."""
         kept = self.stored_rounds(key)
         if number not in kept:
-            shown = [str(round) for round in kept[-ROUNDS_SHOWN_MAX:]]
-            has = f"only at {'…, ' * (len(kept) > len(shown))}{', '.join(shown)}" if kept else "it has none of this job"
+            shown = [f"@{round}" for round in kept[-ROUNDS_SHOWN_MAX:]]
+            has = f"it has {'…, ' * (len(kept) > len(shown))}{', '.join(shown)}" if kept else "it has no model of this job"
             raise UserError(f"this peer does not have the model of job {job.name!r} at round {number}: {has}")
 
     def open_decided_model(self, store: LedgerStore, key: bytes, job: Job, number: int) -> ReplicatedModel:

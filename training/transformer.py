@@ -121,9 +121,9 @@ class ModelSpec:
         if self.parameters > PARAMETERS_MAX:
             return f"{self.parameters} parameters are more than {PARAMETERS_MAX}"
         if not ROPE_BASE_MIN <= self.rope_base <= ROPE_BASE_MAX:  # The comparison also fails for NaN.
-            return f"rope_base {self.rope_base:g} must lie in {ROPE_BASE_MIN:g}..{ROPE_BASE_MAX:g}"
+            return f"rope_base must be in {ROPE_BASE_MIN:g}..{ROPE_BASE_MAX:g}, not {self.rope_base:g}"
         if not NORM_EPSILON_MIN <= self.norm_epsilon <= NORM_EPSILON_MAX:
-            return f"norm_epsilon {self.norm_epsilon:g} must lie in {NORM_EPSILON_MIN:g}..{NORM_EPSILON_MAX:g}"
+            return f"norm_epsilon must be in {NORM_EPSILON_MIN:g}..{NORM_EPSILON_MAX:g}, not {self.norm_epsilon:g}"
         return None
 
     @property
@@ -288,7 +288,7 @@ _known = {kind.name: kind for kind in LAYERS}
 def register_layers(kinds: Iterable[LayerKind]) -> None:
     """Add a feature's kinds of layers. A second registration changes nothing."""
     for kind in kinds:
-        assert kind.module or kind in LAYERS, f"no module says that a network knows the layer {kind.name!r}"
+        assert kind.module or kind in LAYERS, f"no ledger module declares the layer {kind.name!r}"
         assert isinstance(kind, LinearKind if kind.place is LayerPlace.LINEAR else BlockKind), kind.name
         assert _known.setdefault(kind.name, kind) is kind, f"two layers are called {kind.name!r}"
 

@@ -151,7 +151,7 @@ def describe_handshake_error(error: RemoteProtocolError) -> str:
         "self": "this peer itself answers there",
         "wrong-peer": error.detail,
         "wrong-version": error.detail,
-        "not-folkmoot": "the program that answers there is no Folkmoot peer",
+        "not-folkmoot": "the program that answers there is not a Folkmoot peer",
         "bad-tag": "a peer of another network or another program answers there",
         "handshake-timeout": f"no handshake within {HANDSHAKE_SECONDS:g} s",
     }

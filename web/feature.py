@@ -23,7 +23,7 @@ def _proxies_problem(value: object) -> str | None:
         try:
             ip_address(proxy)
         except ValueError:
-            return f"has {proxy!r}, which is not an IP address: name each proxy by its IP address"
+            return f"has {proxy!r}, which is not an IP address: list each proxy by its IP address"
     return None
 
 

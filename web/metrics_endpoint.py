@@ -71,7 +71,7 @@ class MetricsEndpoint:
         except OSError as error:
             # A voter must not end because metrics cannot be served. `peer doctor` and the log report the missing endpoint.
             why = (error.strerror or str(error)).lower()
-            self._desk.log_warning(f"metrics are not served at {listen}: {why}; name another address with --metrics, or port 0")
+            self._desk.log_warning(f"metrics are not served at {listen}: {why}; choose another address with --metrics, or port 0")
             return
         address = format_address(host, listeners[0].socket.getsockname()[1])
         written.write_text(address)

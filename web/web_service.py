@@ -62,7 +62,7 @@ class WebService:
                 # pages.
                 why = os.strerror(error.errno).lower() if error.errno else str(error)
                 self.desk.log_warning(
-                    f"web pages are not served at {listen}: {why}; name another address with --web-listen, or port 0"
+                    f"web pages are not served at {listen}: {why}; choose another address with --web-listen, or port 0"
                 )
                 return
             scheme = "https" if tls else "http"

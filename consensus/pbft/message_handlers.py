@@ -167,7 +167,7 @@ class ReplicaMessageHandlers(ReplicaState):
         certificate = message.justification
         if (certificate is None) != (propose.view == 0):
             raise RemoteProtocolError(
-                "bad-justification", f"view 0 has none, and later views need one: {propose.height}.{propose.view}"
+                "bad-justification", f"every view except 0 needs a timeout certificate: {propose.height}.{propose.view}"
             )
         if certificate is None:
             return None

@@ -225,7 +225,7 @@ def _bad(detail: str) -> RemoteProtocolError:
 def verify_folder(directory: Path, chain_id: str) -> VerifiedExport:
     """Verify a folder. Raises `UserError` with the file, the line and the fault. `chain_id` is in hex; empty: any chain."""
     if chain_id and not re.fullmatch("[0-9a-fA-F]{64}", chain_id):
-        raise UserError(f"invalid --chain-id {chain_id!r}: a chain id has 64 hexadecimal digits")
+        raise UserError(f"--chain-id {chain_id!r} is not a chain id: it must have 64 hexadecimal digits")
 
     def read(name: str) -> bytes:
         path = directory / name

@@ -158,7 +158,7 @@ def _of_result(value: Any, data: Fields, question: AnswerSchema, is_ours: bool) 
         case {"number": int() | float() as number}:
             return number
     kind = ", ".join(map(str, value)) if isinstance(value, dict) else value
-    return UnusableLabel(f"is of the type {kind}, which no task of this project takes")
+    return UnusableLabel(f"is of the type {kind}, which this project does not accept")
 
 
 def _of_stars(stars: int, question: AnswerSchema, is_ours: bool) -> Any:

@@ -149,7 +149,7 @@ def parse_tasks(
     if problems:
         raise InvalidTasks(problems)
     if names.gold_from and tasks and names.gold_from not in seen:
-        raise UserError(f"{name}: there is no {gold_from!r}; it has {', '.join(sorted(seen))[:NAMES_SHOWN]}")
+        raise UserError(f"{name}: the field {gold_from!r} is missing; the file has {', '.join(sorted(seen))[:NAMES_SHOWN]}")
     if not tasks:
         raise UserError(f"{name}: the file has no tasks")
     tasks = _with_suggestions(tasks, offered, labels)
@@ -199,7 +199,7 @@ def _require(where: str, names: Iterable[str], columns: Mapping[str, str]) -> No
     known = list(names)
     missing = [theirs for theirs in columns.values() if theirs not in known]
     if missing:
-        raise UserError(f"{where}: there is no {missing[0]!r}; it has {', '.join(known)[:NAMES_SHOWN]}")
+        raise UserError(f"{where}: the field {missing[0]!r} is missing; the file has {', '.join(known)[:NAMES_SHOWN]}")
 
 
 def _csv(name: str, text: str, known: FieldNameMap) -> Iterator[tuple[str, Row]]:
@@ -267,7 +267,7 @@ def _asked(where: str, row: Fields, kind: QuestionKind) -> tuple[str, tuple[str,
     if not isinstance(text, str) or not isinstance(items, list) or not all(isinstance(item, str) for item in items):
         raise UserError(f"{where}: `text` must be a text, and `items` a list of texts")
     if any(map(_SURROGATE.search, (text, *items))):
-        raise UserError(f"{where}: the text has half a surrogate pair, which is no character")
+        raise UserError(f"{where}: the text has half a surrogate pair, which is not a character")
     if any(len(part) > TEXT_CHARACTERS_MAX for part in (text, *items)):
         raise UserError(f"{where}: a text is longer than {TEXT_CHARACTERS_MAX} characters")
     problem = items_problem(kind, len(items)) or ("" if items or text.strip() else "the text is empty")

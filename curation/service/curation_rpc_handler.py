@@ -128,8 +128,8 @@ class CurationRpcHandler(CurationRpc):
         if after.phase is ProjectPhase.CLOSED:
             return f"project {after.spec.name!r} is closed"
         quorum = VoterSet(self.peer.state.members.voters).quorum
-        want = f"{len(after.stop_requests)} of the {quorum} voters needed have voted to close project {after.spec.name!r}"
-        return f"{want}; run this command at the others, too"
+        votes = f"{len(after.stop_requests)} of {quorum} needed votes to close project {after.spec.name!r}"
+        return f"{votes}; run this command at other voters, too"
 
     async def tasks_in_review(self, project: str) -> tuple[TaskInReviewView, ...]:
         key, row = self._find(project)
@@ -176,12 +176,12 @@ class CurationRpcHandler(CurationRpc):
             key, row = self._find(text)
             if number >= row.tasks:
                 raise UserError(
-                    f"project {row.spec.name!r} has {pluralize(row.tasks, 'task')}, numbered from 0; {number} is not one of them"
+                    f"unknown task {number}: project {row.spec.name!r} has {pluralize(row.tasks, 'task')}, numbered from 0"
                 )
             return key, number
         found = self._state.tasks.get_record(bytes.fromhex(text)) if re.fullmatch("[0-9a-f]{64}", text) else None
         if found is None:
-            raise UserError(f"{text!r} is not a task that was ever assigned: give its project and number, or its id of 64 digits")
+            raise UserError(f"unknown or unassigned task {text!r}: give its project and number, or its id of 64 digits")
         return found.project, found.number
 
     async def create_web_token(self) -> str:

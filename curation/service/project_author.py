@@ -247,7 +247,7 @@ class ProjectAuthor:
         voters = self.desk.state.module_state(MembersState).voters
         alike = sum(self._state.wishes.get_record(voter) == said for voter in voters)
         needed = VoterSet(voters).faults_tolerated + 1
-        return f"{alike} of the {needed} voters needed have voted to redact {name}; run this command at the others, too"
+        return f"{alike} of {needed} needed votes to redact {name}; run this command at other voters, too"
 
     def _imported(self) -> closing[ImportRecords]:
         return closing(ImportRecords(self.desk.folder))

@@ -67,10 +67,12 @@ class AuditTables:
         waiting = [(number, trainer) for number, of in sorted(self.unopened_losses.items()) for trainer in of]
         for number, trainer in waiting[: max(0, len(waiting) - UNOPENED_MAX)]:
             del self.unopened_losses[number][trainer]
-        assert self.suspension_causes.keys() == self.suspended.keys(), "every suspended trainer is told why"
+        assert self.suspension_causes.keys() == self.suspended.keys(), "every suspension has a cause"
         for dispute in self.disputes.values():
-            assert dispute.trainer in self.rounds[dispute.round].proposals, "judges need the proposal"
-            assert dispute.opened <= self.job.round or self.job.phase is JobPhase.FINISHED, "only an end takes its number back"
+            assert dispute.trainer in self.rounds[dispute.round].proposals, "the proposal of a dispute is kept"
+            assert dispute.opened <= self.job.round or self.job.phase is JobPhase.FINISHED, (
+                "only the end of a job lowers its round"
+            )
         audits = JobAudits(
             rounds=self.rounds,
             disputes=tuple(self.disputes.values()),

@@ -84,7 +84,7 @@ def _weigh_verdicts(tables: AuditTables, dispute: Dispute) -> None:
     """Update the dispute after one more challenge or verdict. End the dispute if one side has enough verdicts."""
     tables.disputes[dispute.proposal_key] = dispute
     audits, judges = tables.rounds[dispute.round], _judges(tables, dispute)
-    assert len(set(dispute.judges_heard)) == len(dispute.judges_heard), "one verdict each"
+    assert len(set(dispute.judges_heard)) == len(dispute.judges_heard), "a judge has one verdict"
     assert dispute.challenges.keys() <= set(dispute.judges_heard) <= set(audits.reexecutors), "a challenge is a verdict"
     # A side needs more than half of the judges, so that only one side can win. It also needs more than f judges, so that one of
     # them is honest.

@@ -32,7 +32,7 @@ class AuditEvent(enum.StrEnum):
     UNSEEN = "enough re-executors did not receive the proposal's data"
     INNOCENT = "enough re-executors find the proposal correct; the trainer is not to be shunned"
     SHUNNED = "enough re-executors find the proposal correct; the trainer is to be shunned"
-    TIME = "its time is over"
+    TIME = "its deadline has passed"
     UNDONE = "its round is undone"
     VOID = "its trainer is suspended"
     LOSS_RIGHT = "the trainer opens the loss that the auditor reported"

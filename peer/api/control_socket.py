@@ -283,7 +283,7 @@ class _Client:
                 raise UserError(f"{path}: permission denied; the peer runs as another user") from None
             way = f"start it with `peer run --data-dir {shlex.quote(str(self._directory))}`"
             if not self._directory.exists():
-                way = "it does not exist; create it with `peer init` or `peer join`, or name another --data-dir"
+                way = "it does not exist; create it with `peer init` or `peer join`, or choose another --data-dir"
             if process := DataDirectory(self._directory).starting_process():
                 way = f"process {process} is starting or stopping; try again in a few seconds"
             raise NotRunningError(f"no peer runs on {self._directory}: {way}", self._directory) from None

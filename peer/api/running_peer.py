@@ -122,7 +122,7 @@ class RunningPeer:
     def require_member(self) -> None:
         members = self.state.members
         if members.is_expelled(self.me):
-            raise UserError("this peer was expelled: a block has two statements of its key that exclude each other")
+            raise UserError("this peer was expelled: its key signed two statements that exclude each other")
         if not members.is_current_key(self.me):
             raise UserError("this peer is not a member yet: wait until its admission is decided")
 

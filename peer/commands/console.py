@@ -161,7 +161,7 @@ async def _run_prompt(api: PeerApi, prompt: LineEditor, show: Print, quitting: s
         format_listen_addresses(status.listen_addresses, status.announced_addresses),
         (await load_peer_names(api)).replace_ids(view_tables.format_state(status)),
     )
-    show(f"network {status.network}, {who} {where}: {state}")
+    show(f"{who} of network {status.network} {where}: {state}")
     show(f"type `help` to list commands; `quit` {quitting}")
     interrupts, chosen = _Interrupts(show, quitting), NotificationFilter(status.peer)
     person = _AtPrompt(prompt, interrupts)

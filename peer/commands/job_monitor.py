@@ -61,8 +61,8 @@ def rounds_table(rounds: Sequence[RoundView], names: NameLookup) -> TextTable:
         Column("bits/byte", is_number=True),
         Column("accepted", is_number=True),
         Column("not accepted", wraps=True, style="red"),
-        Column("decided", is_number=True, drop_order=2),
-        Column("took", is_number=True, drop_order=3),
+        Column("decision", is_number=True, drop_order=2),
+        Column("duration", is_number=True, drop_order=3),
         Column("model root", drop_order=1),
         is_live=True,
     )

@@ -111,7 +111,7 @@ def _require_others(directory: DataDirectory, genesis: Genesis, old: Identity) -
     alone = "this peer is the only founder" if len(founders) == 1 else f"a decision needs all {len(founders)} founders"
     lost = f"{directory.ledger} is lost, and {alone}, so the network cannot replace the key; nothing was changed"
     way = f"create a new network with `peer init --network {shlex.quote(genesis.network)} --data-dir NEW`"
-    raise UserError(f"{lost}. If further voters have joined, name one with `peer rekey --bootstrap PEER@HOST:PORT`, or {way}")
+    raise UserError(f"{lost}. If further voters have joined, give one with `peer rekey --bootstrap PEER@HOST:PORT`, or {way}")
 
 
 def init_network(options: argparse.Namespace) -> None:
@@ -226,7 +226,7 @@ async def _run(config: Config, on_terminal: bool, make_participant: MakeParticip
         tune_garbage_collector()
         status = await daemon.api.status()
         where = format_listen_addresses(status.listen_addresses, status.announced_addresses)
-        ready = partial(logging.getLogger("peer").info, "%s %s, network %s", status.peer, where, status.network)
+        ready = partial(logging.getLogger("peer").info, "%s of network %s %s", status.peer, status.network, where)
         if on_terminal:
             async with trio.open_nursery() as nursery:
 

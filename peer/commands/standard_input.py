@@ -44,7 +44,7 @@ def read_chunks(seconds: float = SECONDS_MAX) -> Iterator[bytes]:
     number = sys.stdin.fileno()
     while True:
         if not os.isatty(number) and not select.select([number], [], [], seconds)[0]:
-            raise UserError(f"no input for {seconds:g} s: check the program that writes to standard input, or name a file")
+            raise UserError(f"no input for {seconds:g} s: check the program that writes to standard input, or give a file")
         piece = os.read(number, READ_BYTES)
         if not piece:
             return
@@ -63,7 +63,7 @@ def standard_input_as_file(options: argparse.Namespace, data_directory: Path) ->
         yield
         return
     if len(asked) > 1:
-        raise UserError("- is given twice, but standard input can be read once: name a file for one of them")
+        raise UserError("- is given twice, but standard input can be read once: give a file for one of them")
     with storage_errors(data_directory):
         folder = tempfile.TemporaryDirectory(prefix=".standard-input-", dir=data_directory)
     with folder as name:
@@ -83,7 +83,7 @@ def _copied(folder: Path, ending: str) -> Path:
             first = first or piece.lstrip()[:1]
             size += len(piece)
             if size > BYTES_MAX:
-                raise UserError(f"standard input has more than {BYTES_MAX >> 30} GiB: name a file")
+                raise UserError(f"standard input has more than {BYTES_MAX >> 30} GiB: give a file")
             stream.write(piece)
     ending = {b"{": ".jsonl", b"[": ".json"}.get(first, ending)
     return part.rename(folder / f"standard-input{ending}")

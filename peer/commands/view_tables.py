@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from peer.export.row_proof_file import RowVerdict
 
 REACH_SIGNS = "+: the observer hears the voter; seconds: time of silence; ?: unknown"
-NOT_CHECKED = " (unverified: this program does not know the module, so only the file says that the field is a table)"
+NOT_CHECKED = " (unverified: this program does not know the module, so only the file declares the field as a table)"
 REACHABILITY_TEXTS = {  # value of `StatusView.reachability` -> text
     "direct": "other peers have dialed this peer",
     "relayed": "other peers cannot dial this peer and reach it over relays",
@@ -173,7 +173,7 @@ def stats(view: StatsView) -> KeyValueTable:
             "received": _megabytes(view.bytes_received),
             "refused": _counts(view.refused),
             "evidence": "; ".join(view.evidence) or "none",
-            "expelled": "; ".join(view.expelled) or "nobody",
+            "expelled": "; ".join(view.expelled) or "none",
             "audits": _standing(view.audit_record) if view.audit_record else "no sampled audits of or by this peer",
             "unaudited jobs": _unaudited(view.status),
             "pending": f"{view.transactions_pending} transactions",

@@ -194,7 +194,7 @@ async def _running_tasks(peer: RunningPeer) -> AsyncIterator[None]:
     }
     beside_agreement = {
         "the blob store": BlobPinner(driver).run,
-        "the check of first models": StartModelAttester(driver, peer.submitter).run,
+        "the check of initial models": StartModelAttester(driver, peer.submitter).run,
         "the deletion of old payloads": PayloadPruner(driver).run,
         "auditing": peer.auditor.run,
     }

@@ -48,7 +48,7 @@ from transport.discovery.reachability import ReachabilityState
 
 ANSWER_SECONDS: Final = 10.0  # time limit of all calls to the running peer together: a call takes some hundredths of a second
 DIALS_ONLY: Final = ok("port", "this peer accepts no connections: it only dials")
-NO_PEER_ADVICE = "create a peer there with `peer init` or `peer join`, or name another directory with --data-dir"
+NO_PEER_ADVICE = "create a peer there with `peer init` or `peer join`, or choose another directory with --data-dir"
 
 
 async def examine_peer(load: Callable[[], ResolvedSettings]) -> list[DoctorFinding]:

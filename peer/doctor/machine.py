@@ -63,7 +63,7 @@ def check_train_extra(role: Role, engine: str) -> Iterator[DoctorFinding]:
     wanted = next((match[1] for match in required if match), "")
     here = metadata.version("torch").partition("+")[0]
     if wanted and here != wanted:
-        text = f"torch {here} is installed, and this program wants {wanted}: another one may round otherwise in a replay"
+        text = f"torch {here} is installed, but this program needs {wanted}: another version may round differently"
         yield warning("train", text, f"install torch=={wanted}")
     else:
         yield ok("train", f"torch {here}")

@@ -52,8 +52,8 @@ ADVICE = {  # reason of a failed handshake -> remedy
 PACKAGES: Final = {"upnp": "miniupnpc", "mdns": "zeroconf"}
 ROUTER_SECONDS_MAX: Final = 15.0  # longest wait for the router: the UPnP library waits some seconds in each of its steps
 SERVICE_ADVICE: Final = {
-    "upnp": "enable UPnP in the router, or forward the port by hand and name it with --advertise",
-    "mdns": "name a peer with --bootstrap, or free UDP port 5353 for multicast on this machine",
+    "upnp": "enable UPnP in the router, or forward the port by hand and announce it with --advertise",
+    "mdns": "add a peer with --bootstrap, or free UDP port 5353 for multicast on this machine",
 }
 
 HTTP_SECONDS_MAX: Final = 5.0  # longest HTTP request of a check, equal to `web.metrics_endpoint.REQUEST_SECONDS_MAX`
@@ -144,7 +144,7 @@ def check_reachability(said: str) -> list[DoctorFinding]:
             warning(
                 "port",
                 "other peers cannot dial this peer: its links are those that it dials, or go through relays",
-                "forward its port in the router, open it in the firewall, and name the external address with --advertise",
+                "forward its port in the router, open it in the firewall, and announce the external address with --advertise",
             )
         ]
     return []
@@ -174,13 +174,13 @@ async def check_other_peers(
             return [ok("peers", "this peer is the only voter and needs no other peer")]
         return [
             warning(
-                "peers", "no address of another peer is known", "name one with --bootstrap, or wait until a peer dials this one"
+                "peers", "no address of another peer is known", "add one with --bootstrap, or wait until a peer dials this one"
             )
         ]
     lost = [warning("peers", f"{answer.address}: {answer.why}", answer.advice) for answer in others if answer.peer is None]
     if reached:
         return [ok("peers", f"{len(reached)} of {len(others)} addresses answer"), *lost]
-    none, advice = f"none of {len(others)} addresses answers", "correct the errors of the next lines"
+    none, advice = f"none of {len(others)} addresses answers", "correct the errors below"
     if links:  # other peers have dialed this peer
         return [warning("peers", f"{none}, but the peer has {pluralize(links, 'link')}", advice), *lost]
     return [fault("peers", none, advice), *lost]

@@ -94,7 +94,7 @@ def audit_export(
     not part of the run.
     """
     if not (folder / GENESIS).is_file():
-        raise UserError(f"{folder} is no export: it has no {GENESIS}; create an export with `peer export FOLDER`")
+        raise UserError(f"{folder} is not an export: it has no {GENESIS}; create an export with `peer export FOLDER`")
     try:
         with storage_errors(Path(tempfile.gettempdir())), tempfile.TemporaryDirectory(prefix="folkmoot-audit-") as scratch:
             return _ExportReplay(folder, Path(scratch), _readable_format(folder)).run(progress, seen)

@@ -142,7 +142,7 @@ def model_from_export(folder: Path, text: str) -> ExportableModel:
         rounds = {bytes.fromhex(job): int(model["round"]) for job, model in manifest["models"].items()}
         network, chain_id = str(manifest["network"]), str(manifest["chain_id"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{folder} is no export, or damaged: create an export with `peer export FOLDER`") from None
+        raise UserError(f"{folder} is not an export, or is damaged: create an export with `peer export FOLDER`") from None
     read = {job: checkpoint.read_checkpoint(folder / f"{job.hex()}.safetensors") for job in rounds}
     specs = {job: spec for job, (spec, _, _) in read.items()}
     name, number = _asked(text.removesuffix(NEWEST), {spec.name for spec in specs.values()})
@@ -190,5 +190,5 @@ def _chosen(text: str, specs: Mapping[bytes, JobSpec], order: Mapping[bytes, int
     found = [key for key, spec in specs.items() if text == spec.name or key.hex().startswith(text.lower())]
     if len(found) != 1:
         known = ", ".join(f"{key.hex()[:8]} {spec.name!r}" for key, spec in specs.items()) or "none"
-        raise UserError(f"{text!r} fits {len(found) or 'no'} jobs (there are: {known})")
+        raise UserError(f"{text!r} matches {len(found) or 'no'} jobs (choices: {known})")
     return found[0]

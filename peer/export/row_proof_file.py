@@ -53,7 +53,7 @@ def _write(path: Path, data: bytes) -> None:
                 path.unlink(missing_ok=True)
                 raise
     except FileExistsError:
-        raise UserError(f"{path} already exists: name a new file") from None
+        raise UserError(f"{path} already exists: choose a new file") from None
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
 
@@ -95,7 +95,7 @@ def verify_row_proof(path: Path, trusted: str, genesis: Path | None, unknown_mod
         trust = f"the genesis in {genesis}"
     if trusted:
         if not re.fullmatch("[0-9a-fA-F]{64}", trusted):
-            raise UserError(f"--chain-id {trusted!r} is no chain id: it must have 64 hexadecimal digits")
+            raise UserError(f"--chain-id {trusted!r} is not a chain id: it must have 64 hexadecimal digits")
         _require_same(path, chain_id, trusted.lower(), "--chain-id")
         trust = trust or "the given chain id"
     found = _checked(data, str(path))

@@ -90,7 +90,7 @@ def model_path(job: bytes) -> str:
 
 def require_new_folder(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists and is not an empty folder: name a new one")
+        raise UserError(f"{folder} exists and is not an empty folder: choose a new one")
 
 
 def state_to_export(store: LedgerStore, host: JobModelStore, genesis: Genesis, folder: Path) -> LedgerState:

@@ -183,7 +183,7 @@ class Trainer(Voter):
                 tokens, tokenized = manifest.tokens, manifest.tokenized
             elif round.spec.resolved_objective.reads_text:
                 if self.local_data is None:
-                    raise UserError("this job trains on local data: name your text with `peer run --local-data PATH`")
+                    raise UserError("this job trains on local data: set your text with `peer run --local-data PATH`")
                 text = self.text_folder / f"local-{hashlib.sha256(str(self.local_data).encode()).hexdigest()[:16]}.txt"
                 await trio.to_thread.run_sync(_copy_text, self.local_data, text)
             if round.spec.tokenizer is not None:

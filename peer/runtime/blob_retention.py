@@ -271,7 +271,7 @@ class StartModelAttester:
                     )
                 except UserError as error:
                     self._driver.events.add_detail(
-                        "warning", f"the first model of job {spec.name!r} is not attested: {error}", job=key
+                        "warning", f"the initial model of job {spec.name!r} is not attested: {error}", job=key
                     )
                     await trio.sleep(RETRY_SECONDS)
         self._begun.discard(key)
@@ -289,11 +289,11 @@ class StartModelAttester:
         size, told = parameter_blob.blob_bytes(spec), False
         while True:
             try:
-                require_disk_space(self._driver.store.path.parent, size, "first model")
+                require_disk_space(self._driver.store.path.parent, size, "initial model")
                 break
             except UserError as error:
                 if not told:
-                    self._driver.events.add("warning", f"job {spec.name!r} waits until this voter has its first model: {error}")
+                    self._driver.events.add("warning", f"job {spec.name!r} waits until this voter has its initial model: {error}")
                 told = True
                 await trio.sleep(RETRY_SECONDS)
         await self._driver.network.fetch_blob(spec.initial_model, size, ())

@@ -70,7 +70,7 @@ class TransactionSubmitter:
                     if await self._was_decided(signed, transaction):
                         return transaction
         raise UserError(
-            f"{kind} is undecided after {seconds_max:.0f} s and may still be decided: see `peer peers` for missing voters"
+            f"{kind} is not decided after {seconds_max:.0f} s and may still be decided: see `peer peers` for missing voters"
         )
 
     async def _was_decided(self, signed: Signed, transaction: Transaction) -> bool:

@@ -74,8 +74,8 @@ class Config:
     advertise: tuple[str, ...] = _about(
         "Addresses or host names that other peers dial",
         (),
-        f"At most {ADVERTISED_MAX}. Without one, others are told the addresses of `listen`; for a wildcard these are all "
-        "addresses of this machine except loopback. Behind a router, name the forwarded address.",
+        f"At most {ADVERTISED_MAX}. Without one, this peer announces the addresses of `listen`; for a wildcard these are all "
+        "addresses of this machine except loopback. Behind a router, set the forwarded address.",
     )
     bootstrap: tuple[str, ...] = _about(
         "Addresses to dial first", (), "`PEERID@HOST:PORT` accepts only the peer with this id at the address."
@@ -536,7 +536,7 @@ def why_unlinked(config: Config, remembered: Iterable[str]) -> str:
     """
     if config.listen != NO_LISTEN_ADDRESS or config.bootstrap or config.mdns or any(remembered):
         return ""
-    way = "name a member with --bootstrap HOST:PORT, search the local network with --mdns, or accept connections"
+    way = "add a member with --bootstrap HOST:PORT, search the local network with --mdns, or accept connections"
     return f"listen is none, and this peer knows no address to dial; {way}"
 
 

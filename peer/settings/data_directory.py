@@ -46,7 +46,7 @@ FILES = {
     "blobs/": "Payloads and data, by digest.",
     "blobs/parts/": "Parts of objects above 16 MiB, also of those that are still being downloaded.",
     "models/": "Parameters, optimizer state and estimates of the last rounds and of anchors.",
-    "buffers/": "Error feedback and kept inner state, as long as anybody may re-execute with them.",
+    "buffers/": "Error feedback and kept inner state, as long as a re-execution may need them.",
     "texts/": "Texts of jobs, joined from their shards, with the tokens of a BPE.",
     "diagnostics/": "Wrong states of this peer, by height.",
     "services/serve/answers.sqlite": "Answers of annotators that are not opened yet. A peer without this file forfeits them.",
@@ -143,7 +143,7 @@ class DataDirectory:
         """Return the data directory of an existing peer. Raises `UserError` if the directory is missing or cannot be written."""
         if not path.is_dir():
             raise UserError(
-                f"no data directory at {path}: create one with `peer init` or `peer join`, or name another with --data-dir"
+                f"no data directory at {path}: create one with `peer init` or `peer join`, or choose another with --data-dir"
             )
         if not os.access(path, os.W_OK | os.X_OK):
             raise UserError(f"data directory {path} cannot be written by this user; check its owner and mode")

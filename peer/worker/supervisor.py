@@ -134,7 +134,7 @@ class WorkerSupervisor:
         kind = self._kinds.get(type(request))
         if kind is None:
             known = ", ".join(known.TAG for known in self._kinds)
-            raise LocalProtocolError(f"unknown worker request {request.TAG!r}: the known ones are {known}")
+            raise LocalProtocolError(f"unknown worker request {request.TAG!r}: this program has {known}")
         return _PendingRequest(kind.priority, order, request, deadline_seconds)
 
     async def refresh_description(self) -> worker_protocol.WorkerInfo | None:

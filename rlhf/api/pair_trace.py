@@ -78,7 +78,7 @@ def trace_pair(jobs: Sequence[TracedJob], sets: Mapping[bytes, AttestedPreferenc
         )
     if view is None:
         raise UserError(
-            f"{text!r} is in no preference set of {pluralize(len(jobs), 'job')}: "
+            f"unknown pair {text!r}: the preference sets of {pluralize(len(jobs), 'job')} do not have it; "
             "give the id of a task, or the line number of a file"
         )
     return view

@@ -120,20 +120,20 @@ class RlhfRpcHandler(RlhfRpc):
         await self.peer.submit_transaction("rlhf/cancel", tuning_plans.CancelPlan(key))
         after = self.peer.state.module_state(RlhfState).plans.get(key)
         if after is None or after.phase is not tuning_plans.PlanPhase.RUNNING:
-            return f"cancelled in the stage {plan.current.objective}"
+            return f"the plan is cancelled in the stage {plan.current.objective}"
         needed = VoterSet(self.peer.state.members.voters).quorum
-        votes = f"{len(after.stop_requests)} of the {needed} voters needed have voted to cancel the plan"
-        return f"{votes}; run this command at the others, too"
+        votes = f"{len(after.stop_requests)} of {needed} needed votes to cancel the plan"
+        return f"{votes}; run this command at other voters, too"
 
     async def pause_rlhf_training(self) -> str:
         key, plan = self._own_plan()
         await self.peer.submit_transaction("rlhf/pause", tuning_plans.PausePlan(key))
-        return f"paused: the open round of {plan.current.objective} is the last one until `rlhf resume`"
+        return f"the plan is paused: the open round of {plan.current.objective} is the last one until `rlhf resume`"
 
     async def resume_rlhf_training(self) -> str:
         key, plan = self._own_plan()
         await self.peer.submit_transaction("rlhf/resume", tuning_plans.ResumePlan(key))
-        return f"{plan.current.objective} continues"
+        return f"the plan continues with {plan.current.objective}"
 
     def _running_plans(self) -> dict[bytes, tuning_plans.TuningPlan]:
         return self.peer.state.module_state(RlhfState).running_plans() if self._is_run() else {}
@@ -155,7 +155,7 @@ class RlhfRpcHandler(RlhfRpc):
         found = [(key, plan) for key, plan in running.items() if plan.current.job.hex().startswith(job)]
         if len(found) != 1:
             there = ", ".join(plan.current.job.hex()[:8] for plan in running.values()) or "none"
-            raise UserError(f"{job!r} matches {len(found) or 'no'} running plans (their jobs: {there})")
+            raise UserError(f"{job!r} matches {len(found) or 'no'} running plans (choices: {there})")
         return found[0]
 
     async def _decided(self, text: str) -> tuple[PreferenceSetSource, list[PreferencePair]]:
@@ -220,7 +220,7 @@ class RlhfRpcHandler(RlhfRpc):
         needed = VoterSet(state.members.voters).faults_tolerated + 1
         better = sum(found.is_better_than_chance for found in plan.reports.values())
         measured = f"{pluralize(len(plan.reports), 'report')} of voters"
-        return f"{better} of {measured} found it better than chance, {needed} have to agree"
+        return f"{better} of {measured} found it better than chance, {needed} needed"
 
     async def _measured(self, stage: StageView) -> StageView:
         """Return the stage with figures of the newest model that this peer has measured. Add the origin of its preferences."""

@@ -141,7 +141,7 @@ def checked_text(where: str, row: dict[str, Any], field: str) -> str:
     if len(text) > TEXT_CHARACTERS_MAX:
         raise UserError(f"{where}: {field} has {len(text)} characters, more than {TEXT_CHARACTERS_MAX}")
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise UserError(f"{where}: {field} has half a surrogate pair, which is no character")
+        raise UserError(f"{where}: {field} has half a surrogate pair, which is not a character")
     return text
 
 

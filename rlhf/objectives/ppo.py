@@ -210,19 +210,19 @@ class PpoSettings:
         if (self.reward == MODEL_REWARD) != (self.reward_model is not None):
             return f"reward {self.reward!r} {'needs' if self.reward == MODEL_REWARD else 'reads no'} reward_model"
         if self.reward != MODEL_REWARD and self.reward_rule is None:
-            return f"reward {self.reward!r} is not one of {', '.join(RULE_PREFIX + known for known in RULES)}"
+            return f"unknown reward {self.reward!r}: choose one of {', '.join(RULE_PREFIX + known for known in RULES)}"
         if self.prompts is PromptSourceKind.SET and self.reward_model is None:
-            return f"prompts 'set' are those that a reward model's pairs have, and reward {self.reward!r} has none"
+            return f"prompts 'set' needs a reward model, whose pairs have the prompts, and reward {self.reward!r} has none"
         for field in WEIGHTS:
             if not 0 <= getattr(self, field) <= WEIGHT_MAX:
-                return f"{field} must lie in 0..{WEIGHT_MAX:g}, is {getattr(self, field)}"
+                return f"{field} must be in 0..{WEIGHT_MAX:g}, not {getattr(self, field)}"
         for field in DISTANCES:
             nats = getattr(self, field)
             if nats is not None and not NATS_MIN <= nats <= WEIGHT_MAX:
-                return f"{field} must lie in {NATS_MIN:g}..{WEIGHT_MAX:g}, is {nats}"
+                return f"{field} must be in {NATS_MIN:g}..{WEIGHT_MAX:g}, not {nats}"
         if self.kl_target is not None and not self.beta:
             return "beta 0 cannot be adapted to kl_target: use a larger beta, or leave kl_target out"
-        return None if 0 <= self.gae_lambda <= 1 else f"gae_lambda must be in 0..1, is {self.gae_lambda}"
+        return None if 0 <= self.gae_lambda <= 1 else f"gae_lambda must be in 0..1, not {self.gae_lambda}"
 
     @property
     def reward_rule(self) -> RewardRule | None:
@@ -289,7 +289,7 @@ class PpoObjective(Objective):
         if not job.is_reexecuted:
             return f"audit {job.audit.value!r} would let trainers invent responses: use 'full' or 'sampled'"
         if settings.blocklist is not None and job.tokenizer is None and job.model.vocabulary < BYTES:
-            return f"a vocabulary of {job.model.vocabulary} tokens says no text, in which words could be: leave blocklist out"
+            return f"a model with a vocabulary of {job.model.vocabulary} tokens generates no text: leave blocklist out"
         if settings.prompts is PromptSourceKind.SET and job.data is not None:
             return "its prompts come from a preference set: leave data out"
         vocabulary, context = job.model.vocabulary, job.model.context

@@ -255,7 +255,7 @@ class DpoObjective(SupervisedObjective, PairObjective):
         if problem := super().spec_problem(job, settings):
             return problem
         return (
-            None if 0 < settings.beta <= WEIGHT_MAX else f"beta must be positive and at most {WEIGHT_MAX:g}, is {settings.beta}"
+            None if 0 < settings.beta <= WEIGHT_MAX else f"beta must be positive and at most {WEIGHT_MAX:g}, not {settings.beta}"
         )
 
     def batch_arrays(

@@ -84,7 +84,7 @@ async def test_the_expelled_liar_is_named_as_soon_as_its_block_is_applied(tmp_pa
             if peer is not watched:
                 peers.kill(peer)
         critical = await page.until("document.querySelector('[data-severity=critical]')?.textContent")
-        assert critical.startswith("no quorum: ") and await shown(page, "state") == "waiting"
+        assert critical.startswith("critical: waiting for a quorum: ") and await shown(page, "state") == "waiting"
         assert await page.errors() == []
 
 

@@ -142,7 +142,7 @@ def test_a_file_may_call_its_columns_as_it_likes(name: str, file: str) -> None:
     columns = {"text": "prompt", "item1": "good", "item2": "bad"}
     ((task, gold),) = read_tasks(name, file.encode(), QuestionKind.PAIR, (), False, columns=columns).tasks
     assert (task.text, task.items, gold) == ("q", ("x", "y"), None)
-    with pytest.raises(UserError, match=r"there is no 'prompts'; it has .*prompt"):
+    with pytest.raises(UserError, match=r"the field 'prompts' is missing; the file has .*prompt"):
         read_tasks(name, file.encode(), QuestionKind.PAIR, (), False, columns=columns | {"text": "prompts"})
 
 

@@ -138,7 +138,7 @@ def test_a_label_becomes_the_right_answer_where_its_field_is_named(name: str, da
         ("ignore.jsonl", lines({"text": "Hello", "accept": ["neg"], "answer": "ignore"}), "has the `answer` 'ignore'"),
         ("differ.json", studio(choice("neg"), choice("pos")), "differs among 2 annotations"),
         ("several.json", studio(choice("neg") + choice("pos", name="topic")), "answers 2 questions: mood, topic"),
-        ("regions.json", studio([STUDIO | {"value": {"start": 0, "end": 2, "labels": ["neg"]}}]), "of this project takes"),
+        ("regions.json", studio([STUDIO | {"value": {"start": 0, "end": 2, "labels": ["neg"]}}]), "this project does not accept"),
         ("cats.jsonl", lines({"text": "Hello", "cats": {"pos": 0.1, "neg": 0.9}}), "not one of the options"),
     ],
 )  # fmt: skip
@@ -209,7 +209,7 @@ def test_wrong_gold_is_an_error_and_an_empty_one_is_none() -> None:
     assert "a.csv:3: label 'angry' is not one of the options" in problem(
         "a.csv", "text,label\na,neg\nb,angry\n", gold_from="label"
     )
-    assert "there is no 'labels'; it has items, label, text" in problem(
+    assert "the field 'labels' is missing; the file has items, label, text" in problem(
         "a.jsonl", lines({"text": "a", "items": [], "label": "neg"}), gold_from="labels"
     )
     assert "only one of them can be the gold" in problem(

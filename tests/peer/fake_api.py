@@ -91,10 +91,10 @@ INVITATIONS = (
     InvitationView(OTHER, "open", 1_700_000_000_000, 1_700_604_800_000, ("192.0.2.7:7700", "[::1]:2")),
 )
 
-LIMITS = (LimitView("parameters", 1 << 27, ("1 of 3 needed voters want models of at most 300000000 parameters",)),)
+LIMITS = (LimitView("parameters", 1 << 27, ("1 of 3 needed votes for models of at most 300000000 parameters",)),)
 MODULES = (
     ModuleView("members", "core", "what every network has", 1, (1,), 0, 0, ()),
-    ModuleView("curation", "", "", 1, (), 2, 812, ("1 of 3 needed voters want version 3 from height 900 on",)),
+    ModuleView("curation", "", "", 1, (), 2, 812, ("1 of 3 needed votes for version 3 from height 900",)),
 )
 
 ALERTS = (
@@ -211,11 +211,11 @@ class FakeApi:
 
     async def request_rollback(self, job: str, round: int) -> str:
         self.asked.append((job, round))
-        return f"1 of 3 needed voters want {job} rolled back to @{round}"
+        return f"1 of 3 needed votes to roll back {job} to @{round}"
 
     async def cancel_job(self, job: str) -> str:
         self.asked.append(job)
-        return "1 of 3 voters want it to end"
+        return "1 of 3 needed votes"
 
     async def approve_voter(self, peer: str) -> str:
         self.asked.append(peer)
@@ -223,7 +223,7 @@ class FakeApi:
 
     async def retire_member(self, peer: str, lower_tolerance: bool) -> str:
         self.asked.append((peer, lower_tolerance))
-        return "1 of 3 needed voters"
+        return "1 of 3 needed votes"
 
     async def challenge_trainer(self, trainer: str, round: int | None) -> str:
         self.asked.append((trainer, round))
@@ -263,11 +263,11 @@ class FakeApi:
         return LIMITS
 
     async def set_limit(self, name: str, most: int) -> str:
-        return f"1 of 3 needed voters want models of at most {most} {name}"
+        return f"1 of 3 needed votes for models of at most {most} {name}"
 
     async def request_upgrade(self, module: str, version: int, height: int) -> str:
         self.asked.append((module, version, height))
-        return f"1 of 3 needed voters want version {version} from height {height} on"
+        return f"1 of 3 needed votes for version {version} from height {height}"
 
     async def projects(self) -> tuple[ProjectView, ...]:
         return PROJECTS

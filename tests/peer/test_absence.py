@@ -269,14 +269,14 @@ async def test_it_is_said_how_many_wishes_there_are_and_are_needed_and_f_is_kept
         name = short_id(gone.public)
         with pytest.raises(UserError, match=r"3 voters tolerate 0 faulty, 4 tolerate 1: .*a quorum vote with --lower-tolerance"):
             await services[0].retire_member(name, False)
-        assert (await services[0].retire_member(name, True)).startswith(f"1 of 3 needed voters want {name} retired;")
+        assert (await services[0].retire_member(name, True)).startswith(f"1 of 3 needed votes to retire {name};")
         moved = await services[0].retire_member(short_id(founders.seats[2].public), True)
         assert f"It replaces your vote to retire {name}" in moved
         for service, count in zip(services[:2], (1, 2), strict=True):
             assert (await service.retire_member(name, True)).startswith(f"{count} of 3")
         await founders.seats[2].until(lambda driver: len(driver.state.members.retirement_votes) == 2)
         view = next(view for view in await services[2].peers() if view.peer.startswith(name))
-        assert "2 of 3 voters want it retired" in view.membership
+        assert "2 of 3 votes to retire it" in view.membership
         assert f"{name} is retired: it loses its vote and its roles" in await services[2].retire_member(name, True)
         await founders.seats[0].until(lambda driver: gone.public not in driver.state.members.voters)
         view = next(view for view in await services[0].peers() if view.peer.startswith(name))

@@ -237,7 +237,7 @@ def test_who_asks_for_a_rollback_is_told_with_the_command_for_the_others(world: 
         world.decide(closings=(world.closing(key, dict.fromkeys(world.job(key).trainers, Verdict.ACCEPT)),))
     for _ in range(2):
         world.decide(world.tx(FOUNDERS[1], "job/rollback", RequestRollback(key, 8)))
-    asks = f"{NAMES[1]} wants job unaudited rolled back to @8: to agree, run `peer rollback {key.hex()[:8]} 8`"
+    asks = f"{NAMES[1]} voted to roll back job unaudited to @8: to agree, run `peer rollback {key.hex()[:8]} 8`"
     assert world.told[1:] == [asks]
 
 

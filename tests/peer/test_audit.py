@@ -164,7 +164,7 @@ def test_an_export_does_not_touch_a_folder_that_holds_something(chain: Chain, co
 
 
 def test_a_folder_that_is_no_export_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=rf"{tmp_path} is no export"):
+    with pytest.raises(UserError, match=rf"{tmp_path} is not an export"):
         audit_export(tmp_path)
 
 

@@ -210,7 +210,7 @@ async def test_what_cannot_be_re_executed_is_said(court: Court, ask: Asked) -> N
         with pytest.raises(UserError, match=why):
             await ask(trainer, number)
     accused(court, PEOPLE[2], A, 4)
-    with pytest.raises(UserError, match="in round 5: the proposal must be undisputed"):
+    with pytest.raises(UserError, match="in round 5: it needs an undisputed proposal"):
         await ask(A, 4)
     assert "in round 4:" in await ask(A), "the one before is not disputed"
     ask.participant.worker_client = None

@@ -495,7 +495,7 @@ async def test_a_quorum_of_voters_takes_a_job_back_to_an_anchor_and_all_go_on_fr
         with pytest.raises(UserError, match="choose one of @0, @8"):
             await services[0].request_rollback("sums", 5)
         said = [await service.request_rollback("sums", 8) for service in services[:3]]
-        assert said[0] == "1 of 3 needed voters want job 'sums' rolled back to @8; the others must give the same command"
+        assert said[0] == "1 of 3 needed votes to roll back job 'sums' to @8; run this command at other voters, too"
         assert "a quorum of the voters requested a rollback" in said[2]
         (undone,) = made.seats[2].driver.state.jobs.jobs[job].undone_rounds  # the others may not have applied that block
         for seat in made.seats:

@@ -209,8 +209,8 @@ async def said(
         ("invite", ["invitation-string"]),
         ("invitations", ["abcdaaaa", "used", "abcebbbb", "open", "2023-11-", "192.0.2.7:7700 [::1]:2"]),
         ("revoke abce", ["abce is revoked"]),
-        ("rollback abce 8", ["1 of 3 needed voters want abce rolled back to @8"]),
-        ("retire ben --lower-tolerance", ["1 of 3 needed voters"]),
+        ("rollback abce 8", ["1 of 3 needed votes to roll back abce to @8"]),
+        ("retire ben --lower-tolerance", ["1 of 3 needed votes"]),
         ("export out", ["7 files", "peer audit"]),
         ("model out --job tiny@12 --format gguf", ["job 'tiny' at round 12, 6 files, 1.2 MB, without heads.value", "f" * 64]),
         ("prove notes/lines here -o x.proof", ["x.proof: the row after height 12", "peer verify", "690 prove it"]),
@@ -349,7 +349,7 @@ async def test_what_a_text_is_drawn_by_is_handed_on(monkeypatch: pytest.MonkeyPa
         ("--beams 2 --temperature 0.5", "beams 2 cannot be combined with temperature 0.5: beam search draws no tokens"),
         ("--beams 2 --top-k 5", "beams 2 cannot be combined with top_k 5"),
         ("--beams 2 --stream", "--stream cannot be combined with --beams 2"),
-        ("--stop a " * 9, "--stop is there 9 times: at most 8 are allowed"),
+        ("--stop a " * 9, "--stop is given 9 times: at most 8 are allowed"),
     ],
 )
 async def test_ways_to_draw_that_exclude_each_other_are_refused_in_one_line(
@@ -530,7 +530,7 @@ async def test_who_waits_for_a_decision_is_told_for_what_and_what_comes_of_it_is
     for seconds, told in ((console.DECISION_NOTICE_SECONDS / 2, []), (2 * console.DECISION_NOTICE_SECONDS, [waiting])):
         shown: list[object] = []
         await console.execute_command(Slow(seconds=seconds), parse(f"cancel {'1' * 64}"), shown.append)  # type: ignore[arg-type]
-        assert shown[-1] == "1 of 3 voters want it to end"
+        assert shown[-1] == "1 of 3 needed votes"
         assert [text for text in shown if "may be decided even after" in str(text)] == shown[:-1]
         assert len(shown) == 1 + len(told) and all(words in str(text) for words, text in zip(told, shown, strict=False))
         with pytest.raises(UserError, match="the last voter cannot resign"):
@@ -727,7 +727,7 @@ async def test_features_names_what_runs_what_is_known_and_what_is_due(
     api = FakeApi()
     assert await console.run_console(api, attached=True) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if "curation" in line)
-    assert row.split()[:6] == ["curation", "–", "1", "–", "2", "from"] and "want version 3 from height 900 on" in row
+    assert row.split()[:6] == ["curation", "–", "1", "–", "2", "from"] and "votes for version 3 from height 900" in row
     assert api.asked == [("curation", 3, 900)]
 
 

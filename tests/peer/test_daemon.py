@@ -102,8 +102,8 @@ async def assert_it_says_what_it_is_asked(daemon: Daemon) -> None:
     greedy = SamplingOptions(max_tokens=9, temperature=0.0)
     assert await text(asked(greedy)) == await text(asked(replace(greedy, beams=1)))
     for pieces, told in (
-        (asked(long, "tiny@7"), "this peer does not have the model of job 'tiny' at round 7: only at 0, 1"),
-        (asked(long, "huge"), "'huge' fits no jobs"),
+        (asked(long, "tiny@7"), "this peer does not have the model of job 'tiny' at round 7: it has @0, @1"),
+        (asked(long, "huge"), "'huge' matches no "),
         (asked(long, prompt=""), "the prompt is empty"),
         (asked(long, prompt="x" * 70_000), "the prompt has 70000 characters, at most 65536 are allowed"),
         (asked(replace(long, top_p=1.5)), "top_p 1.5 is not a probability"),
@@ -166,7 +166,7 @@ async def test_where_the_port_for_annotators_is_taken_the_peer_says_so_and_goes_
     with socket.create_server(("127.0.0.1", 0)) as other:
         await daemon.start(*SERVE, "--web-listen", f"127.0.0.1:{other.getsockname()[1]}").answers()
         told = await said(daemon, "web pages are not served at 127.0.0.1:")
-    assert told.endswith(": address already in use; name another address with --web-listen, or port 0")
+    assert told.endswith(": address already in use; choose another address with --web-listen, or port 0")
     assert f" WARNING {told}" in daemon.log
     await daemon.client.run_test_round()
     assert daemon.terminate() == 0 and "Traceback" not in daemon.log

@@ -95,7 +95,7 @@ def test_of_a_peer_that_did_not_start_the_last_words_are_told(tmp_path: Path) ->
 
 def test_more_liars_than_the_vote_tolerates_are_refused_unless_asked_for(tmp_path: Path) -> None:
     said = refused(tmp_path, "--malicious", "2")
-    assert "4 voters tolerate 1 dishonest" in said
+    assert "4 voters tolerate 1 faulty: set --peers 7" in said
     assert "--beyond-bound" in said
 
 
@@ -116,17 +116,17 @@ def test_a_field_that_no_job_can_have_is_told_before_anything_starts(tmp_path: P
 
 
 PLACES = [
-    ("--json", "nowhere/r.json", "No such file or directory; name a file in an existing folder"),
+    ("--json", "nowhere/r.json", "No such file or directory; choose a file in an existing folder"),
     ("--json", "text/r.json", "Not a directory"),
-    ("--json", "folder", "is a folder: name a file"),
+    ("--json", "folder", "is a folder: give a file"),
     ("--json", "n" * 300, "File name too long"),
-    ("--report", "text", "is a file: name a new folder"),
-    ("--report", "text/run", "Not a directory; name a new folder"),
+    ("--report", "text", "is a file: choose a new folder"),
+    ("--report", "text/run", "Not a directory; choose a new folder"),
     ("--report", "folder", "is not empty"),
     ("--report", "loop/run", "Too many levels of symbolic links"),
     ("--report", "n" * 300, "File name too long"),
     ("--data", "text/x", "no such file or folder"),
-    ("--data", "n" * 300, "File name too long; name a readable text file"),
+    ("--data", "n" * 300, "File name too long; give a readable text file"),
     ("--data", "loop", "loop"),
 ]
 
@@ -153,7 +153,7 @@ def test_a_place_that_may_not_be_written_is_told_before_anything_starts(tmp_path
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
-    with pytest.raises(UserError, match=r"--report .*run: Read-only file system; name a new folder that you can write"):
+    with pytest.raises(UserError, match=r"--report .*run: Read-only file system; choose a new folder that you can write"):
         prepare_output_paths(tmp_path / "run", "")
 
 
@@ -346,7 +346,7 @@ def test_a_path_is_written_as_a_shell_wants_it_and_stays_on_one_line(
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "dumb")
     folder = tmp_path / name
-    DemoDisplay(demo_of(folder)).print_line("4 peers are running, data in", folder)
+    DemoDisplay(demo_of(folder)).print_line("4 peers are running, with data in", folder)
     printed = capsys.readouterr().out
     assert shlex.quote(str(folder)) in printed and "data in" in printed
 

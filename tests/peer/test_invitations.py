@@ -80,7 +80,7 @@ async def test_a_revoked_invitation_admits_nobody_and_says_so_in_the_list(tmp_pa
         assert [view.state for view in await api.invitations()] == ["revoked", "used"]
         with pytest.raises(UserError, match="was used, so"):
             await api.revoke_invitation(second.token)
-        with pytest.raises(UserError, match="only a voter can invite"):
+        with pytest.raises(UserError, match="this peer is not a voter, so it cannot invite"):
             await make_peer_api(newcomer).create_invitation(7)
 
 

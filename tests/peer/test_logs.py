@@ -266,7 +266,7 @@ async def test_each_message_of_a_round_is_told_in_words(log: EventLog) -> None:
     one, other, third = map(short_id, trainers)
     said = [
         "proposes",
-        f"vouches for {one}, rejects {other} (replay), gives no verdict on {third}",
+        f"vouches for {one}, rejects {other} (replay), is unsure of {third}",
         f"votes {one}: accept, {other}: replay, {third}: unjudged",
         "ends its wait for proposals",
     ]

@@ -67,7 +67,7 @@ async def says(daemon: Daemon, text: str) -> bool:
 
 
 async def stands(daemon: Daemon, candidate: str) -> bool:
-    return candidate in {view.peer for view in await daemon.client.peers() if "stands as a voter" in view.membership}
+    return candidate in {view.peer for view in await daemon.client.peers() if "candidate" in view.membership}
 
 
 async def is_called(daemon: Daemon, key: str, name: str) -> bool:
@@ -143,7 +143,7 @@ async def test_policy_approves_whom_a_voter_invited_and_only_so_many(three: list
     await ben.until(voter=True)
     await carl.start("join", ask(anna, "invite").strip(), *voter).answers()
     key = (await carl.client.status()).peer
-    await poll(lambda: says(anna, f"{key[:8]} stands as a voter: to approve it, run `peer approve {key[:8]}`"))
+    await poll(lambda: says(anna, f"{key[:8]} is a voter candidate: to approve it, run `peer approve {key[:8]}`"))
     await poll(lambda: stands(ben, key))
     ask(ben, "approve", key[:8])
     height = (await ben.client.status()).height

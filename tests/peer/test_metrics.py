@@ -215,7 +215,7 @@ async def test_a_taken_port_is_told_and_ends_nothing(tmp_path: Path) -> None:
         [told] = desk.told
         assert (
             told.startswith("WARNING ")
-            and f"{port}: address already in use; name another" in told.lower()
+            and f"{port}: address already in use; choose another" in told.lower()
             and not (desk.folder / metrics_endpoint.ADDRESS_FILE).exists()
         )
 
@@ -338,7 +338,7 @@ def test_the_only_voter_is_never_behind() -> None:
             (),
             0.0,
             0.0,
-            "waiting for the voters: none of 4 is connected",
+            "waiting for the voters: 0 of 4 are connected",
             id="a peer without a vote needs a voter",
         ),
         pytest.param(node(me=STRANGER), KEYS[:1], 0.0, 0.0, "", id="a peer without a vote needs one voter only"),
@@ -359,7 +359,7 @@ def test_the_only_voter_is_never_behind() -> None:
             KEYS[3:],
             0.0,
             60.0,
-            "waiting for a trainer of round 4 of 'text', open for 60 s: none of 2 is connected",
+            "waiting for a trainer of round 4 of 'text', open for 60 s: 0 of 2 are connected",
             id="no trainer is here",
         ),
     ],

@@ -105,7 +105,7 @@ def test_the_genesis_and_the_chain_id_say_which_network_is_meant(chain: Chain, t
         (lambda path: path.write_bytes(path.read_bytes()[:-1]), [], "is truncated"),
         (lambda path: path.write_bytes(path.read_bytes().replace(b"row-proof-1", b"row-proof-2")), [], "'row-proof-2'"),
         (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\0"), [], "its content does not match its digest"),
-        (lambda path: None, ["--chain-id", "12"], "'12' is no chain id: it must have 64 hexadecimal digits"),
+        (lambda path: None, ["--chain-id", "12"], "'12' is not a chain id: it must have 64 hexadecimal digits"),
         (lambda path: None, ["--genesis", "/nowhere"], "cannot read /nowhere"),
         (lambda path: None, ["--genesis", __file__], "is not a genesis"),
     ],
@@ -143,7 +143,7 @@ def test_a_peer_writes_a_new_file_and_says_what_is_in_it(chain: Chain, tmp_path:
     path = tmp_path / "row.proof"
     view = write_row_proof(chain.genesis, chain.states[39], chain.shelf().light_blocks_to(39), TABLE, b"7", path)
     assert (view.height, view.has_row, view.bytes) == (39, True, len(path.read_bytes())) and view.row_bytes < 1_000
-    with pytest.raises(UserError, match="exists: name a new file"):
+    with pytest.raises(UserError, match="exists: choose a new file"):
         write_row_proof(chain.genesis, chain.states[39], chain.shelf().light_blocks_to(39), TABLE, b"8", path)
 
 

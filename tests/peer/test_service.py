@@ -235,7 +235,7 @@ def test_what_cannot_be_trained_on_is_one_line_that_names_it(trainer: Daemon, tm
         (("--set", "batch=many"), "batch = 'many' is not a whole number"),
         (("--set", "batch=0"), "batch"),
         (("--set", f"local_steps={'9' * 23}"), f"local_steps = {'9' * 23} is out of range"),
-        (("--data", "x" * 300), "File name too long; name another file or folder"),
+        (("--data", "x" * 300), "File name too long; choose another file or folder"),
         (("--set", "inner_rate=nan"), "inner_rate"),
         (("--set", "model.width=31"), "width 31"),
         (("--data", "local", "--set", "model.context=2000000000"), "own.txt is too small: "),

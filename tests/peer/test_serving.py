@@ -212,7 +212,7 @@ def test_a_crowd_labels_sentences_and_all_peers_hold_the_same(
     assert len(found["roots"]) == 4 and len(set(found["roots"].values())) == 1
     people = found["annotators"]
     assert sum(row["annotations"] for row in people.values()) == sum(row["accepted"] for row in people.values()) == 8
-    assert said.count("serves annotators at http://127.0.0.1:") == 4 and "all roots are equal" in said
+    assert said.count("serves annotators at http://127.0.0.1:") == 4 and "all peers have equal state roots" in said
 
 
 def test_tasks_are_sentences_of_the_built_in_text_and_half_of_them_shuffled() -> None:

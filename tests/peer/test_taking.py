@@ -157,7 +157,7 @@ def test_what_was_taken_comes_in_again_with_the_same_bytes(chain: Chain, tmp_pat
 
 def test_a_round_that_is_kept_is_taken_and_another_one_is_told_with_those_that_are(chain: Chain) -> None:
     assert of_chain(chain, "bytes@1").root != of_chain(chain, "bytes@2").root
-    with pytest.raises(UserError, match=r"does not have the model of job 'bytes' at round 7: only at 0, 1, 2$"):
+    with pytest.raises(UserError, match=r"does not have the model of job 'bytes' at round 7: it has @0, @1, @2$"):
         of_chain(chain, "bytes@7")
 
 
@@ -175,7 +175,7 @@ def test_a_model_that_is_not_the_decided_one_is_not_taken(chain: Chain, tmp_path
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
-    [("nix", "fits no jobs"), ("bytes@", "JOB@ROUND"), ("bytes@x", "JOB@ROUND"), ("test", "trains no model")],
+    [("nix", "matches no jobs"), ("bytes@", "JOB@ROUND"), ("bytes@x", "JOB@ROUND"), ("test", "trains no model")],
 )
 def test_what_names_no_model_is_told_in_one_line(chain: Chain, tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint) as error:

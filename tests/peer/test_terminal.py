@@ -86,7 +86,7 @@ def test_the_prompt_says_who_it_is_and_what_happens_and_leaves_the_line_being_ty
     screen = terminal(*RUN, "--data-dir", str(directory), columns=80, rows=24)
     with screen as shown, daemons([tmp_path / "erin"]) as (erin,):
         shown.until("peer>$")
-        assert re.match(r"network lab, anna \([a-z2-7]{8}\) listens on 127\.0\.0\.1:\d+: working$", shown.lines[0]), shown.lines
+        assert re.match(r"anna \([a-z2-7]{8}\) of network lab listens on 127\.0\.0\.1:\d+: working$", shown.lines[0]), shown.lines
         shown.type("invite\r")
         printed = r"(folkmoot1:[\w\n-]+?)\nthe new peer dials .*\npeer>$"
         invitation = re.search(printed, shown.until(printed))
@@ -94,7 +94,7 @@ def test_the_prompt_says_who_it_is_and_what_happens_and_leaves_the_line_being_ty
         shown.type("status")  # without Enter
         shown.until("peer> status$")
         erin.start("join", invitation[1].replace("\n", ""), *RUN[1:], "--name", "erin")
-        told = shown.until(r"stands as a voter: to approve it, run `approve erin`\n(.*\n)*peer> status$")
+        told = shown.until(r"is a voter candidate: to approve it, run `approve erin`\n(.*\n)*peer> status$")
         assert re.search(r"\d\d:\d\d:\d\d member +erin was admitted as a member, invited by anna\n", told), told
         assert told.count("peer> status") == 1 and told.endswith("\npeer> status")
         shown.type("\x15approve erin\r")
@@ -176,7 +176,7 @@ def test_a_demo_shows_its_liar_with_the_reasons_in_words_its_report_is_whole_and
         told = "\n".join(shown.lines)
         assert status == 0, told
         assert re.search(r"│ liar-2 +suspended once: ", told), told
-        assert "all honest roots are equal, each dishonest peer was found, the loss fell" in told
+        assert "all honest peers have equal state roots, each dishonest peer was found, the loss fell" in told
         assert max(map(len, shown.lines)) <= 120
     report = json.loads((tmp_path / "r.json").read_text())
     assert KEYS - report.keys() == set()

@@ -227,7 +227,7 @@ def test_a_scratch_round_says_of_each_model_whether_it_is_as_before() -> None:
     before = (model, forgotten, ended)
     assert _unchanged(before, (model, ended, test), test.job) == f"job eeeeeeee: model root {'f' * 16} unchanged"
     assert (
-        _unchanged(before, (stepped, ended, test), test.job) == f"job eeeeeeee: model root {'f' * 16} moved on by its own round 4"
+        _unchanged(before, (stepped, ended, test), test.job) == f"job eeeeeeee: model root {'f' * 16} changed by its own round 4"
     )
     assert _unchanged((ended, forgotten), (ended, test), test.job).startswith("no model is being trained")
 

@@ -112,8 +112,8 @@ def test_the_first_beta_is_that_of_the_job() -> None:
 @pytest.mark.parametrize(
     "terms, problem",
     [
-        ({"kl_target": 0.0}, "kl_target must lie in 0.001..1000, is 0.0"),
-        ({"kl_stop": float("nan")}, "kl_stop must lie in"),
+        ({"kl_target": 0.0}, "kl_target must be in 0.001..1000, not 0.0"),
+        ({"kl_stop": float("nan")}, "kl_stop must be in"),
         ({"kl_target": 6.0, "beta": 0.0}, "beta 0 cannot be adapted"),
     ],
 )

@@ -51,7 +51,7 @@ TERMS = {"prompt_tokens": "4", "response_tokens": "8", "epochs": "2", "local_ste
 REFUSED = {  # base, reward, other fields
     ("bass", "rule:vowels"): r"'bass' matches no finished jobs \(choices: [0-9a-f]+ 'base'\)",
     ("base", "model"): "a plan trains the reward model itself: leave --reward out",
-    ("base", "rule:consonants"): "reward 'rule:consonants' is not one of rule:vowels, rule:bigram",
+    ("base", "rule:consonants"): "unknown reward 'rule:consonants': choose one of rule:vowels, rule:bigram",
     ("base", "rule:bigram"): "needs a vocabulary of 6 tokens, but the model has 257",
     (
         "base",
@@ -63,7 +63,7 @@ REFUSED = {  # base, reward, other fields
     ("base", "rule:vowels", ("reward.batch", "4")): "--set reward.batch=…: a rule is not trained",
     ("base", "rule:vowels", ("audit", "off")): "audit 'off' would let trainers invent responses",
     ("base", "rule:vowels", ("beta", "much")): "beta = 'much' is not a number",
-    ("base", "rule:vowels", ("clip_ramp", "nan")): "clip_ramp must lie in 0..1000, is nan",
+    ("base", "rule:vowels", ("clip_ramp", "nan")): "clip_ramp must be in 0..1000, not nan",
     ("base", "rule:vowels", ("betas", "1")): "unknown job field 'betas'",
 }
 
@@ -346,7 +346,7 @@ async def project_teaches_a_reward_model(network: list[Daemon], folder: Path, pr
             await trio.sleep(0.05)
         assert status.stages[0].model_root == done.model_root
     traces = [await first.client.trace_pair(task_id(bytes.fromhex(project), n).hex()) for n in range(len(PAIRS))]
-    with pytest.raises(UserError, match="is in no preference set of 2 jobs"):
+    with pytest.raises(UserError, match="the preference sets of 2 jobs do not have it"):
         await first.client.trace_pair("00" * 32)
     await first.client.export_run(str(folder / "export"))
     offline = await trio.to_thread.run_sync(ask_export, folder / "export", ExportedPairTrace(traces[0].pair))

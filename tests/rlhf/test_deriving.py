@@ -154,7 +154,7 @@ async def test_a_voter_confirms_a_set_that_it_derived_and_keeps_it_for_others(
     named = naming(world, world.pairs(), monkeypatch, tokens)
     assert await said(desk) == [named]
     assert read_preference_set(named, desk.read_blob) == world.pairs()
-    assert "the set" in desk.told[0] and "of 6 pairs, as a plan says" in desk.told[0]
+    assert "the set" in desk.told[0] and "of 6 pairs, which the plan names" in desk.told[0]
 
 
 async def test_a_voter_derives_a_set_again_after_a_fault_of_its_disk(

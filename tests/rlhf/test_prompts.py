@@ -193,7 +193,7 @@ def test_the_set_of_a_reward_model_has_the_tokens_that_were_named(tmp_path: Path
 @pytest.mark.parametrize(
     ("own", "other", "why"),
     [
-        ({"reward": "rule:vowels", "reward_model": None}, {}, "prompts 'set' are those that a reward model's pairs have"),
+        ({"reward": "rule:vowels", "reward_model": None}, {}, "prompts 'set' needs a reward model, whose pairs have the prompts"),
         ({}, {"data": bytes(32)}, "its prompts come from a preference set: leave data out"),
     ],
 )
@@ -259,7 +259,7 @@ def test_other_bytes_are_no_list(wrong: bytes) -> None:
 def test_the_toy_has_no_words() -> None:
     own = PpoSettings(reward="rule:bigram", prompt_tokens=1, response_tokens=5, stop_token=None, blocklist=bytes(32))
     spec = replace(SPEC, model=replace(TINY, vocabulary=6), objective_settings=codec.encode(own))
-    assert "a vocabulary of 6 tokens says no text" in (spec.problem() or "")
+    assert "a vocabulary of 6 tokens generates no text" in (spec.problem() or "")
 
 
 MODEL = ModelSpec(vocabulary=BYTES_WITH_END, context=48, width=32, layers=1, heads=2, kv_heads=2, hidden=64)

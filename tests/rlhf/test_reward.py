@@ -236,7 +236,7 @@ def test_an_exported_reward_model_scores_a_file_without_a_peer(spec: JobSpec, tm
                 engine.model.features(torch.tensor([list((pair.prompt + response).encode())]))[0] @ engine.model.heads[SCORE_HEAD]
             )
             assert found == pytest.approx((said.mean() if spec is MEAN else said[-1]).item(), abs=1e-5)
-    with pytest.raises(UserError, match=f"{tmp_path} is a folder: name a file"):
+    with pytest.raises(UserError, match=f"{tmp_path} is a folder: give a file"):
         next(score_pairs.score_pairs(tmp_path, tmp_path / "pairs.jsonl", None))
     with pytest.raises(UserError, match="takes bytes: leave --tokenizer out"):
         next(score_pairs.score_pairs(tmp_path / "reward.safetensors", tmp_path / "pairs.jsonl", tmp_path / "pairs.jsonl"))

@@ -263,7 +263,7 @@ def test_a_demo_goes_from_a_text_over_preferences_to_a_policy(tmp_path: Path) ->
     assert report["failures"] in ([], ["the tuned policy is no better than its reference"]), told  # after two rounds
     rejected = report["rejected"]
     assert {name for name, reasons in rejected.items() if reasons.keys() - LATE} == {"liar-2"}
-    assert f"replay {rejected['liar-2']['replay']} × (re-execution gave a different update)" in told
+    assert f"{rejected['liar-2']['replay']} × replay (re-execution gave a different update)" in told
     assert "│" not in told and "…" not in told, "a pipe gets whole lines, without a frame"
     found = report["rlhf"]
     assert found.keys() == FIGURES | {"pair_accuracy", "linear_accuracy"}

@@ -96,7 +96,7 @@ def test_a_tokenizer_beside_the_shards_gives_the_vocabulary(folder: Path) -> Non
         (
             train_bpe([b"some text, some more text " * 20], 260),
             300,
-            "has 260 tokens, but manifest.json says vocabulary 300: make a new manifest",
+            "has 260 tokens, but manifest.json sets vocabulary 300: make a new manifest",
         ),
     ],
     ids=["no model", "nested", "another vocabulary"],
@@ -152,7 +152,7 @@ def test_every_id_of_sixteen_bits_may_be_a_token(tmp_path: Path) -> None:
     ("fields", "words"),
     [
         ({"format": "other"}, 'has no "format": "folkmoot-tokens/1"'),
-        ({"vocabulary": 0}, r"vocabulary must be a whole number in 1..65536, is 0"),
+        ({"vocabulary": 0}, r"vocabulary must be a whole number in 1..65536, not 0"),
         ({"vocabulary": 300}, "without a tokenizer the vocabulary must be 256 or 257, not 300"),
         ({"shards": []}, "lists no shards"),
         ({"shards": ["000.bin"]}, "every shard must be like"),
@@ -183,12 +183,12 @@ def test_what_is_no_manifest_is_told(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_can_have_no_manifest_is_told_why(folder: Path, tmp_path: Path) -> None:
-    has_no_manifest(r"^no such folder: .*none \(name one with .bin files", tmp_path / "none")
+    has_no_manifest(r"^no such folder: .*none \(give one with .bin files", tmp_path / "none")
     (folder / "tokenizer.json").write_bytes(b"{}")
     has_no_manifest(r"tokenizer.json is not a byte-level BPE", folder)
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.json").mkdir()
-    has_no_manifest(r"tokenizer.json is a folder: name a file", folder)
+    has_no_manifest(r"tokenizer.json is a folder: give a file", folder)
     (folder / "tokenizer.json").rmdir()
     write(folder, "002.bin", [])
     has_no_manifest(r"002.bin is empty: put token ids into it, or take it out of the folder", folder)

@@ -145,7 +145,7 @@ async def test_where_something_else_answers_the_log_does_not_say_so_at_every_try
         await until(lambda: any(dial.failures >= 6 for dial in alice.unreached_addresses()))
         nursery.cancel_scope.cancel()
     assert [line.partition(",")[0] for line in told] == [
-        f"cannot reach {address}: the program that answers there is no Folkmoot peer ({tries})"
+        f"cannot reach {address}: the program that answers there is not a Folkmoot peer ({tries})"
         for tries in ("1 try", "2 tries", "4 tries")
     ]
     assert [record.getMessage() for record in caplog.records] == []

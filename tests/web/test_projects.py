@@ -82,7 +82,7 @@ async def test_the_author_says_the_label_of_a_task_that_waits_for_it(author: Aut
         await author.types("tasks", "review", "moods", "0", "--label", "loud")
     )
     assert "has 1 task, numbered from 0" in await author.types("tasks", "review", "moods", "1", "--label", "sad")
-    assert "is not a task that was ever assigned" in await author.types("tasks", "review", "moods", "--label", "sad")
+    assert "unknown or unassigned task" in await author.types("tasks", "review", "moods", "--label", "sad")
     assert "task 0 needs a label: add --label" in await author.types("tasks", "review", "moods", "0")
     (waiting,) = await author.daemon.api.tasks_in_review(view.project)  # type: ignore[attr-defined]
     assert waiting.skips == {}, "a vote has no reason"

@@ -46,7 +46,7 @@ class InitialModel:
         if self.write is None:
             return spec
         folder = peer.store.path.parent
-        require_disk_space(folder, parameter_blob.blob_bytes(spec), "first model")
+        require_disk_space(folder, parameter_blob.blob_bytes(spec), "initial model")
         with tempfile.TemporaryDirectory(prefix="start-", dir=folder) as made:
             file = Path(made) / "parameters"
             with file.open("wb") as stream:
@@ -63,12 +63,12 @@ def resolve_initial_model(peer: TrainingPeer, request: TrainRequest) -> InitialM
     is_job = any(_fits(request.initial_model, key, job) for key, job in live.items())
     if request.model_folder and is_job and "/" not in request.initial_model:
         both = f"--from {request.initial_model!r} names a job and a folder"
-        raise UserError(f"{both}: write ./{request.initial_model} for the folder, or more digits of the job's id")
+        raise UserError(f"{both}: write ./{request.initial_model} for the folder, or more characters of the job's id")
     if request.model_folder and not is_job:
         folder = Path(request.model_folder)
         if not huggingface_model.is_model_folder(folder):
             raise UserError(
-                f"--from: {folder} is neither a job nor a folder with a {huggingface_model.CONFIG}: `peer jobs` lists the jobs"
+                f"--from: {folder} is neither a job nor a folder with {huggingface_model.CONFIG}: `peer jobs` lists the jobs"
             )
         own = huggingface_model.open_huggingface_model(folder, as_bytes=request.vocabulary in BYTE_VOCABULARIES)
         tokenizer = None if own.tokenizer is None else peer.blobs.add_bytes(own.tokenizer)

@@ -297,7 +297,7 @@ def _encoded(texts: Texts, file: Path, findings: TextFileReport) -> Iterator[byt
             yield text.encode() + b"\n"
         except UnicodeEncodeError:
             raise UserError(
-                f"{printable_path(file)}{where}: the text contains half a surrogate pair, which is no character: remove it"
+                f"{printable_path(file)}{where}: the text contains half a surrogate pair, which is not a character: remove it"
             ) from None
 
 
@@ -310,7 +310,7 @@ def _column_of(names: Iterable[str], column: str) -> str | None:
 
 def _no_column(where: str, names: list[str], column: str) -> UserError:
     return UserError(
-        f"{where} has no column {column!r}: {describe_columns(names)}; name the column with the text with --column NAME"
+        f"{where} has no column {column!r}: {describe_columns(names)}; choose the column with the text with --column NAME"
     )
 
 
@@ -332,7 +332,7 @@ def _text_of(record: Any, where: str, column: str) -> str | None:
     if name is None:
         there = ", ".join(map(repr, record))[:_NAMES_SHOWN] or "nothing"
         raise UserError(
-            f'{where} has no "{column}" field, only {there}: every record {example}, or name another field with --column NAME'
+            f'{where} has no "{column}" field, only {there}: every record {example}, or choose another field with --column NAME'
         )
     text = record[name]
     if text is not None and not isinstance(text, str):
@@ -441,7 +441,8 @@ def _parquet(stream: BinaryIO, file: Path, column: str) -> Texts:
         kind = schema.field(name).type
         kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
         if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-            raise UserError(f"{printable_path(file)}: column {name!r} has type {kind}, not text: name another with --column NAME")
+            what = f"column {name!r} has type {kind}, not text"
+            raise UserError(f"{printable_path(file)}: {what}: choose another with --column NAME")
         number = 0
         for batch in table.iter_batches(ROWS_AT_ONCE, columns=[name], use_threads=False):
             for text in batch.column(0).to_pylist():

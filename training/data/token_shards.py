@@ -74,7 +74,7 @@ def open_token_folder(folder: Path) -> TokenFolder:
     path = folder / MANIFEST
     try:
         if path.stat().st_size > MANIFEST_BYTES_MAX:
-            raise UserError(f"{path} is larger than {MANIFEST_BYTES_MAX >> 20} MB: it is no manifest of token shards")
+            raise UserError(f"{path} is larger than {MANIFEST_BYTES_MAX >> 20} MB: it is not a manifest of token shards")
         plain = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read as JSON ({error}): make one with `peer shards`") from None
@@ -94,7 +94,7 @@ def make_manifest(folder: Path) -> str:
     Raises `UserError`.
     """
     if not folder.is_dir():
-        raise UserError(f"no such folder: {folder} (name one with {SUFFIX} files of 16-bit little-endian token ids)")
+        raise UserError(f"no such folder: {folder} (give one with {SUFFIX} files of 16-bit little-endian token ids)")
     files = sorted(folder.glob(f"*{SUFFIX}"))
     if not files:
         raise UserError(f"no {SUFFIX} file in folder {folder}: put shards of 16-bit little-endian token ids there")
@@ -166,7 +166,7 @@ def _shard(entry: Any, path: Path) -> TokenShard:
 def _number(plain: dict[str, Any], name: str, path: Path, high: int) -> int:
     value = plain.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= high:
-        raise UserError(f"{path}: {name} must be a whole number in 1..{high}, is {value!r}")
+        raise UserError(f"{path}: {name} must be a whole number in 1..{high}, not {value!r}")
     return value
 
 
@@ -185,7 +185,7 @@ def _tokenizer(folder: Path, digest: Any, vocabulary: int) -> bytes | None:
         raise UserError(f"{path} is not the tokenizer that {MANIFEST} names: put the tokenizer of the shards there")
     if (found := _vocabulary_of(text, path)) != vocabulary:
         raise UserError(
-            f"{path} has {found} tokens, but {MANIFEST} says vocabulary {vocabulary}: make a new manifest with `peer shards`"
+            f"{path} has {found} tokens, but {MANIFEST} sets vocabulary {vocabulary}: make a new manifest with `peer shards`"
         )
     return text
 

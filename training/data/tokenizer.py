@@ -99,7 +99,7 @@ def train_bpe(pieces: Iterable[bytes], vocabulary: int) -> bytes:
     Raises `UserError` for an impossible vocabulary.
     """
     if not BYTES_WITH_END < vocabulary <= VOCABULARY_MAX:
-        raise UserError(f"a BPE vocabulary must lie in {BYTES_WITH_END + 1}..{VOCABULARY_MAX}, not {vocabulary}")
+        raise UserError(f"a BPE vocabulary must be in {BYTES_WITH_END + 1}..{VOCABULARY_MAX}, not {vocabulary}")
     package = _package()
     tokenizer = package.Tokenizer(package.models.BPE())
     tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -238,7 +238,7 @@ def _bytes_of_id(model: BpeVocabulary) -> list[bytes]:
             for token, number in model.ids.items()
         }
     except KeyError as error:
-        raise RemoteProtocolError("bad-tokenizer", f"the character {str(error)[:20]} stands for no byte") from None
+        raise RemoteProtocolError("bad-tokenizer", f"the character {str(error)[:20]} does not represent a byte") from None
     return [tokens[number] for number in range(len(tokens))]
 
 

@@ -145,7 +145,7 @@ def _begin_text(context: WorkerContext, request: worker_protocol.GenerateRequest
         engine.first_parameters if request.model_directory is None else context.shared_parameters(request.model_directory)
     )
     if parameters is None:
-        raise FolkmootError(f"job {request.job.hex()[:8]} has no first model in its engine")
+        raise FolkmootError(f"job {request.job.hex()[:8]} has no initial model in its engine")
     objective, spec, files = engine.spec.resolved_objective, engine.spec, engine.required_files
     whole = _prompt_with_turns(engine, request)
     pieces = engine.generate_text(parameters, whole, request.sampling, context.heartbeat, request.stop)

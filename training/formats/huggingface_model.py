@@ -209,7 +209,7 @@ def model_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     kv_heads = heads if config.get("num_key_value_heads") is None else _positive(config, "num_key_value_heads")
     tied = config.get("tie_word_embeddings") or False
     if type(tied) is not bool:
-        raise UserError(f"tie_word_embeddings must be true or false, is {tied!r}")
+        raise UserError(f"tie_word_embeddings must be true or false, not {tied!r}")
     rope = config.get("rope_parameters")
     if rope is not None and (
         not isinstance(rope, Mapping)
@@ -229,21 +229,23 @@ def model_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     if problem:
         raise UserError(problem)
     if config.get("head_dim") not in (None, model.width // heads):
-        raise UserError(f"head_dim must be hidden_size / num_attention_heads = {model.width // heads}, is {config['head_dim']!r}")
+        raise UserError(
+            f"head_dim must be hidden_size / num_attention_heads = {model.width // heads}, not {config['head_dim']!r}"
+        )
     return model
 
 
 def _positive(config: Mapping[str, Any], name: str) -> int:
     value = config.get(name)
     if type(value) is not int or not 1 <= value <= 2**31:
-        raise UserError(f"{name} must be a positive whole number, is {value!r}")
+        raise UserError(f"{name} must be a positive whole number, not {value!r}")
     return value
 
 
 def _number(config: Mapping[str, Any], name: str, usual: float) -> float:
     value = usual if config.get(name) is None else config[name]
     if type(value) not in (int, float) or not math.isfinite(value):
-        raise UserError(f"{name} must be a number, is {value!r}")
+        raise UserError(f"{name} must be a number, not {value!r}")
     return float(value)
 
 

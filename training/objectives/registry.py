@@ -32,7 +32,7 @@ class LanguageObjective(Objective):
             needs = f"model.vocabulary {job.model.vocabulary} needs a tokenizer"
             return f"{needs}: use `train --vocabulary {least}`, or leave it at the {BYTES} bytes"
         if job.data is None and job.is_reexecuted:
-            return f"audit {job.audit.value!r} needs shared data: name a text, or use audit 'off' for local data"
+            return f"audit {job.audit.value!r} needs shared data: give a text, or use audit 'off' for local data"
         return None
 
     def tensor_shapes(self, job: JobSpecProtocol, settings: Any) -> Sequence[tuple[str, Shape]]:

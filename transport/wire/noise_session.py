@@ -325,7 +325,7 @@ class NoiseSession:
         theirs = bytes(self._buffer[:PREAMBLE_BYTES])
         # The first wrong byte is refused at once, since another program may never send as many bytes as a preamble has.
         if theirs[: len(MAGIC)] != MAGIC[: len(theirs)]:
-            raise RemoteProtocolError("not-folkmoot", "the program at the other end is no Folkmoot peer")
+            raise RemoteProtocolError("not-folkmoot", "the program at the other end is not a Folkmoot peer")
         if len(theirs) < PREAMBLE_BYTES:
             return None
         version = int.from_bytes(theirs[len(MAGIC) : len(MAGIC) + 2], "big")

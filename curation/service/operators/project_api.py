@@ -204,7 +204,8 @@ class ProjectApi:
     async def redact_task(self, operator: str, project: bytes, task: int, reason: str) -> Json:
         row = self._row(project)
         if task >= row.tasks:
-            raise HttpProblem("not-found", f"unknown task {task}: the project has {row.tasks} tasks, numbered from 0")
+            has = f"project {row.spec.name!r} has {pluralize(row.tasks, 'task')}, numbered from 0"
+            raise HttpProblem("not-found", f"unknown task {task}: {has}")
         about = f"task {task} of {row.spec.name!r}" + (f": {reason}" if reason else "")
         async with self._operators.log_action(operator, "redact", about):
             return {"said": await wait_for_decision(self._founding.redact_task(project, task))}

@@ -43,7 +43,7 @@ class AuditRpcHandler(AuditRpc):
     async def challenge_trainer(self, trainer: str, round: int | None) -> str:
         self.peer.require_member()
         if self.peer.driver.round_executor.participant.worker_client is None:
-            raise UserError("this peer cannot re-execute without a worker: give the command at a peer with --role trainer")
+            raise UserError("this peer cannot re-execute without a worker: use a peer with --role trainer")
         due = await self._to_audit(
             self.peer.driver.state.members.current_key(resolve_peer(trainer, self.peer.driver.state.members)), round
         )
@@ -114,7 +114,7 @@ class AuditRpcHandler(AuditRpc):
         state, which = self.peer.driver.state, "" if round is None else f" in round {display_round_number(round)}"
         whose = f"{short_id(trainer)}{which}"
         if trainer == self.peer.me:
-            return "a peer cannot challenge its own proposals: name another trainer"
+            return "a peer cannot challenge its own proposals: choose another trainer"
         if not state.audits.jobs:
             return "no job with audit=sampled is running: `peer rounds` shows re-executions of other jobs"
         kept = (
@@ -123,8 +123,9 @@ class AuditRpcHandler(AuditRpc):
         if not any(state.members.current_key(key) == trainer and round in (None, number) for number, key in kept):
             when = "unless voters re-executed them before the vote, or the round was undone"
             return f"no proposal of {whose} can be audited: accepted proposals can be until their audit_window ends, {when}"
-        must = f"must be in good standing, with fewer than {CHALLENGES_OPEN_MAX} open disputes and few claims of withheld buffers"
-        return f"this peer cannot challenge {whose}: the proposal must be undisputed, and this peer {must}; once for a round"
+        standing = f"in good standing with fewer than {CHALLENGES_OPEN_MAX} open disputes and few claims of withheld buffers"
+        needs = f"it needs an undisputed proposal, a peer {standing}, and no earlier challenge of this peer in the round"
+        return f"this peer cannot challenge {whose}: {needs}"
 
     def _awaited(self) -> dict[tuple[bytes, ProposalKey], bytes]:
         """Return the reports that this peer owes: (job, proposal key) -> the public key with which this peer signs the report."""

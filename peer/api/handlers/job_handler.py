@@ -168,7 +168,7 @@ class JobRpcHandler(JobRpc):
                 spec = await trio.to_thread.run_sync(build_job_spec, self.peer, request, findings)
         except OSError as error:  # an unreadable text file
             raise UserError(
-                f"{shown_path(request.examples or request.data)} cannot be read: {error.strerror}; name another file or folder"
+                f"{shown_path(request.examples or request.data)} cannot be read: {error.strerror}; choose another file or folder"
             ) from None
         transaction = await self.peer.submitter.submit("job/start", StartJob(spec.encode()))
         job = job_id(self.peer.me, transaction).hex()
@@ -196,8 +196,8 @@ class JobRpcHandler(JobRpc):
         if isinstance(after, Job) and after.phase is JobPhase.FINISHED:
             return f"job {after.name!r} has ended"
         voters = VoterSet(self.peer.driver.state.members.voters)
-        want = f"{len(after.stop_requests)} of {voters.quorum} needed voters want job {after.name!r} to end"
-        return f"{want}; the other voters must cancel it, too, or its author alone"
+        votes = f"{len(after.stop_requests)} of {voters.quorum} needed votes to cancel job {after.name!r}"
+        return f"{votes}; run this command at other voters, too, or at the job's author"
 
     async def request_rollback(self, job: str, round: int) -> str:
         key = resolve_job(job, self.peer.driver.state.jobs.unfinished(), "unfinished jobs")
@@ -209,8 +209,8 @@ class JobRpcHandler(JobRpc):
         if self.peer.me not in after.rollback_requests:
             return f"this peer has withdrawn its vote to roll back job {after.name!r}"
         same = sum(number == round for number in after.rollback_requests.values())
-        ask = f"{same} of {voters.quorum} needed voters want job {after.name!r} rolled back to @{round}"
-        return f"{ask}; the others must give the same command"
+        votes = f"{same} of {voters.quorum} needed votes to roll back job {after.name!r} to @{round}"
+        return f"{votes}; run this command at other voters, too"
 
 
 def _opened_vouches(vouches: Iterable[Signed]) -> list[tuple[bytes, Vouch]]:

@@ -35,7 +35,7 @@ class ModelRpcHandler(ModelRpc):
     ) -> AsyncGenerator[TextPieceView, None]:
         computing = self.peer.driver.round_executor.participant.worker_client
         if computing is None:
-            raise UserError("this peer cannot generate text without a worker: ask a peer with --role trainer")
+            raise UserError("this peer cannot generate text without a worker: use a peer with --role trainer")
         if not prompt:
             raise UserError("the prompt is empty: give some text to continue")
         if len(prompt) > worker_protocol.TEXT_BYTES_MAX:

@@ -98,7 +98,7 @@ class NetworkRpcHandler(NetworkRpc):
 
     def _wish(self, wish: ModuleUpgrade, count: int) -> str:
         needed = VoterSet(self.peer.driver.state.members.voters).quorum
-        return f"{count} of {needed} needed voters want version {wish.version} from height {wish.height} on"
+        return f"{count} of {needed} needed votes for version {wish.version} from height {wish.height}"
 
     async def request_upgrade(self, module: str, version: int, height: int) -> str:
         self.peer.require_member()
@@ -110,7 +110,7 @@ class NetworkRpcHandler(NetworkRpc):
         wish = ModuleUpgrade(module, version, height or self.peer.driver.state.height + UPGRADE_HEIGHTS)
         await self.peer.submitter.submit("network/upgrade", wish)
         if wish in self._network.due_upgrades:
-            return f"decided: the network runs {module} {version} from height {wish.height} on; peers without it stop there"
+            return f"decided: the network runs {module} {version} from height {wish.height}; peers without it stop there"
         return self._wish(wish, self._wishes(module)[wish])
 
     async def limits(self) -> tuple[LimitView, ...]:
@@ -131,7 +131,7 @@ class NetworkRpcHandler(NetworkRpc):
 
     def _limit_wish(self, wish: NetworkLimit, count: int) -> str:
         needed = VoterSet(self.peer.driver.state.members.voters).quorum
-        return f"{count} of {needed} needed voters want models of at most {wish.most} {wish.name}"
+        return f"{count} of {needed} needed votes for models of at most {wish.most} {wish.name}"
 
 
 def _known() -> dict[str, tuple[Feature, tuple[int, ...]]]:
@@ -213,9 +213,9 @@ class MemberRpcHandler(MemberRpc):
         accepted = sum(job.accepted.get(key, 0) for job in self.peer.driver.state.jobs.jobs.values())
         seen = [f"{pluralize(accepted, 'proposal')} accepted"] if accepted else []
         if key in members.candidates:
-            seen.append(f"stands as a voter: {self._approvals(key)}")
+            seen.append(f"candidate: {self._approvals(key)}")
         if wishes := retirement_vote_count(members, key):
-            seen.append(f"{wishes} of {VoterSet(members.voters).quorum} voters want it retired")
+            seen.append(f"{wishes} of {VoterSet(members.voters).quorum} votes to retire it")
         if member and member.retired is not None and key not in members.upcoming:
             seen.append(f"retired at height {member.retired}")
         return PeerView(
@@ -253,9 +253,9 @@ class MemberRpcHandler(MemberRpc):
         # The ledger drops all votes to retire a member when a quorum has retired the member.
         if self.peer.me not in members.retirement_votes:
             text = f"{short_id(subject)} is retired: it loses its vote and its roles, and stays a member"
-            return f"{text}. If it comes back, it trains at once; its vote needs new approvals"
-        wanted = f"{retirement_vote_count(members, subject)} of {VoterSet(members.voters).quorum} needed voters want"
-        text = f"{wanted} {short_id(subject)} retired; each vote expires after {RETIREMENT_VOTE_DAYS} days"
+            return f"{text}. After its return it trains at once; its vote needs new approvals"
+        votes = f"{retirement_vote_count(members, subject)} of {VoterSet(members.voters).quorum} needed votes"
+        text = f"{votes} to retire {short_id(subject)}; each vote expires after {RETIREMENT_VOTE_DAYS} days"
         if before is not None and before.subject != subject:
             text += f". It replaces your vote to retire {short_id(before.subject)}"
         return text
@@ -269,7 +269,7 @@ class MemberRpcHandler(MemberRpc):
         except UserError:
             self.peer.membership.wants_to_vote = self.peer.config.stand
             raise
-        text = "this peer stops voting in two heights; restart it only with --no-stand, otherwise it stands as a voter again"
+        text = "this peer stops voting in two heights; restart it only with --no-stand, otherwise it becomes a candidate again"
         return text + (f"; {warning}" if warning else "")
 
 
@@ -328,7 +328,7 @@ class JoinRpcHandler(InvitationRpc):
         if not 1 <= days <= INVITATION_DAYS_MAX:
             raise UserError(f"--days {days} is outside 1..{INVITATION_DAYS_MAX}")
         if self.peer.me not in self.peer.driver.state.members.voters:
-            raise UserError("only a voter can invite, and this peer is none: `peer peers` shows the voters")
+            raise UserError("this peer is not a voter, so it cannot invite: `peer peers` shows the voters")
         decided = await trio.to_thread.run_sync(self.peer.driver.store.get_decision, self.peer.driver.state.height)
         anchor = TrustedBlock(decided.height, decided.digest) if decided else None
         now_ms = self.peer.now_ms
@@ -368,7 +368,7 @@ class JoinRpcHandler(InvitationRpc):
         if not mine and (self.peer.config.listen != NO_LISTEN_ADDRESS or not others):
             known = f"this peer listens on {self.peer.config.listen}, and knows only loopback addresses of this machine"
             raise UserError(
-                f"{known}; name an address for newcomers: `peer invite --address HOST:PORT`, or the setting `advertise`"
+                f"{known}; give an address for newcomers: `peer invite --address HOST:PORT`, or the setting `advertise`"
             )
         # With a public address, newcomers are on other machines and cannot reach local addresses.
         if not all(_is_local(address) for address in mine):

@@ -122,7 +122,7 @@ TRAIN_DESCRIPTION = """
 
     `--data` names a file or a folder with text. Its text is hashed and sent to the other peers, so that they can re-execute
     work on it. A folder with `*.bin` holds token shards (`peer help shards`). With `--data local` each trainer uses the text of
-    its own setting `local_data`. Nobody can re-execute such work: audits are off, and the job needs `byzantine_max=0`.
+    its own setting `local_data`. No peer can re-execute such work: audits are off, and the job needs `byzantine_max=0`.
 
     Files with text:
 
@@ -232,7 +232,7 @@ def _unchanged(before: tuple[JobView, ...], after: tuple[JobView, ...], test: st
     lines = []
     for job in models:
         same = (now[job.job].round, now[job.job].model_root) == (job.round, job.model_root)
-        moved = "unchanged" if same else f"moved on by its own round {display_round_number(job.round)}"
+        moved = "unchanged" if same else f"changed by its own round {display_round_number(job.round)}"
         lines.append(f"job {view_tables.shorten_id(job.job)}: model root {job.model_root[:16]} {moved}")
     return "\n".join(lines)
 
@@ -424,7 +424,7 @@ def build_train_request(options: argparse.Namespace) -> TrainRequest:
     said = job_overrides(options)
     overrides = preset_overrides(options.preset, said) | said
     if options.data == "":
-        raise UserError("--data is empty: name a file or folder, or leave it out for the built-in text")
+        raise UserError("--data is empty: give a file or folder, or leave it out for the built-in text")
     data = options.data or ""
     if data not in ("", "local"):
         data = str(Path(data).expanduser().absolute())  # the daemon's working directory may differ
@@ -496,7 +496,7 @@ def setting_warnings(request: TrainRequest, said: Mapping[str, str], audit: str)
             f"{' or '.join(RULES_WITH_BYZANTINE_MAX)}"
         )
     if local:
-        yield "each trainer uses its own text, so nobody can re-execute: audits are off; voters check only the form of updates"
+        yield "each trainer uses its own text, so audits are off: no peer re-executes updates; voters check only form and norm"
     elif audit == "sampled":
         yield SAMPLED_AUDITS_RISK
         if overrides.get("byzantine_max") == "0":

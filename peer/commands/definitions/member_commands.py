@@ -91,7 +91,7 @@ async def retire(asked: CommandContext[PeerApi]) -> None:
 @command(
     "Give up the vote of this peer",
     description="""
-        The peer stops to vote two heights after the decision and stays a member. It asks for a vote again after its next start,
+        The peer stops voting two heights after the decision and stays a member. After its next start it is a candidate again,
         unless it runs with `--no-stand`.
         """,
 )

@@ -109,13 +109,13 @@ def describe_final_round(round: int, newer: int, way: str = "--newest") -> str:
 
     `way` is the command's argument that chooses this newer model.
     """
-    return f"took the newest final model, of round {round}; take the model of round {newer}, which audits may undo, with {way}"
+    return f"used the newest final model, of round {round}; {way} uses the model of round {newer}, which audits may undo"
 
 
 def _sampling(options: argparse.Namespace, beams: int = 0) -> SamplingOptions:
     """Return the sampling options of a command. Raises `UserError` if they are invalid."""
     if len(options.stop) > STOPS_MAX:
-        raise UserError(f"--stop is there {len(options.stop)} times: at most {STOPS_MAX} are allowed")
+        raise UserError(f"--stop is given {len(options.stop)} times: at most {STOPS_MAX} are allowed")
     temperature = options.temperature
     if temperature is None:
         temperature = 0.0 if beams else TEMPERATURE_DEFAULT

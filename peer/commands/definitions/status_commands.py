@@ -30,11 +30,11 @@ STATE_MEANINGS = {
     PeerState.WORKING: "the peer works, or there is nothing to decide",
     PeerState.SUSPENDED: "it votes, but must not train for some rounds",
     PeerState.BEHIND: "voters have decided four heights or more that it has not applied, or fewer but more than ten seconds ago",
-    PeerState.WAITING: "too few voters or trainers are connected, or no decision has come for 30 seconds although there is work",
+    PeerState.WAITING: "too few voters or trainers are connected, or no block was decided for 30 seconds although work waits",
     PeerState.SILENT: "signatures of this peer are missing from its disk, so it does not sign until a later height",
     PeerState.JOINING: "the peer is not a member yet",
     PeerState.HALTED: "the peer needs a person, or restores its state",
-    PeerState.EXPELLED: "the key of the peer takes no part any more",
+    PeerState.EXPELLED: "the key of the peer is expelled",
 }
 
 
@@ -178,6 +178,6 @@ async def help(asked: CommandContext[PeerApi]) -> None:
     asked.show(help_text(words, topic) if topic else KeyValueTable({name: word.about for name, word in words.items()}))
 
 
-@command("Stop the peer, or leave it running if the console is attached", only_at_prompt=True)
+@command("Stop the peer, or detach the console and leave it running", only_at_prompt=True)
 async def quit(asked: CommandContext[PeerApi]) -> None:
     """Do nothing. The loop that reads lines acts on `quit`, because it knows whether the console is attached to a daemon."""

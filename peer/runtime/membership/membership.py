@@ -89,15 +89,16 @@ class Membership:
             if is_voter and wish not in before.upgrade_votes.values() and now.upgrade_votes.get(me) != wish:
                 command = f"`peer upgrade {wish.module} {wish.version} --at {wish.height}`"
                 add(
-                    "network", f"a voter wants {wish.module} {wish.version} from height {wish.height} on: to agree, run {command}"
+                    "network",
+                    f"a voter voted for {wish.module} {wish.version} from height {wish.height}: to agree, run {command}",
                 )
         for upgrade in now.due_upgrades:
             if upgrade not in before.due_upgrades:
-                add("network", f"decided: {upgrade.module} {upgrade.version} from height {upgrade.height} on")
+                add("network", f"decided: {upgrade.module} {upgrade.version} from height {upgrade.height}")
         for limit in dict.fromkeys(now.limit_votes.values()):
             if is_voter and limit not in before.limit_votes.values() and now.limit_votes.get(me) != limit:
                 wanted = f"{limit.name} {limit.most}"
-                add("network", f"a voter wants the limit {wanted}: to agree, run `peer limit {wanted}`")
+                add("network", f"a voter voted for the limit {wanted}: to agree, run `peer limit {wanted}`")
         if now.parameters_max != before.parameters_max:
             add("network", f"decided: the model of a new job may have at most {now.parameters_max} {PARAMETERS_LIMIT}")
         for running in now.modules:
@@ -112,7 +113,7 @@ class Membership:
             if me in members.voters:
                 self.driver.events.add(
                     "member",
-                    f"{short_id(candidate)} stands as a voter: to approve it, run `peer approve {short_id(candidate)}`",
+                    f"{short_id(candidate)} is a voter candidate: to approve it, run `peer approve {short_id(candidate)}`",
                     peer=candidate,
                 )
         self._told = standing
@@ -129,7 +130,9 @@ class Membership:
                 )
                 instead = f" (this replaces your vote to retire {short_id(mine.subject)})" if mine else ""
                 self.driver.events.add(
-                    "member", f"another voter wants {short_id(subject)} retired: to agree, run `{command}`{instead}", peer=subject
+                    "member",
+                    f"another voter voted to retire {short_id(subject)}: to agree, run `{command}`{instead}",
+                    peer=subject,
                 )
         self._told_wanted = wanted
         retired = {key: member.retired for key, member in members.members.items() if member.retired is not None}
@@ -143,7 +146,7 @@ class Membership:
         member = state.members.members.get(me)
         is_to_vote = any(state.members.current_key(key) == me for key in state.members.upcoming)
         if state.members.is_expelled(me):
-            raise UserError("this peer was expelled: a block has two statements of its key that exclude each other")
+            raise UserError("this peer was expelled: its key signed two statements that exclude each other")
         if self.former_submitter is not None and self.former_submitter.signer.public in state.members.members:
             await self._replace(self.former_submitter)
         elif member is None:
@@ -156,7 +159,7 @@ class Membership:
         elif self.wants_to_vote and not is_to_vote and me not in state.members.candidates and state.certified_roots:
             height = max(state.certified_roots)
             await self.submitter.submit("member/stand", StandAsVoter(height, state.certified_roots[height]))
-            self.driver.events.add("member", f"{short_id(me)} stands as a voter: a quorum must approve it with `peer approve`")
+            self.driver.events.add("member", f"{short_id(me)} is a voter candidate: a quorum must approve it with `peer approve`")
         elif me in state.members.voters:
             await self._approve()
 

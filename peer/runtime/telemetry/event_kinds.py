@@ -17,7 +17,7 @@ CORE_EVENT_KINDS: Final = (
         "A member was admitted, named, approved, retired or expelled, got or lost its vote, or changed its key.",
         fields=("peer",),
     ),
-    EventKind("network", "A voter wants an upgrade or a limit, or a quorum decided one."),
+    EventKind("network", "A voter voted for an upgrade or a limit, or a quorum decided one."),
     EventKind("peer", "A link opened or closed, a dial failed, or a peer became silent.", fields=("peer",)),
     EventKind("snapshot", "This peer requested a snapshot, or restored its state from one.", fields=("height", "seconds")),
     EventKind(

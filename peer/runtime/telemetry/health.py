@@ -75,7 +75,7 @@ def why_stalled(node: Node, links: Set[bytes], awaits_seconds: float, now: float
     voters = VoterSet(node.state.members.voters)
     linked = links & voters.members
     if node.me not in voters and not linked:
-        return f"waiting for the voters: none of {len(voters)} is connected"
+        return f"waiting for the voters: 0 of {len(voters)} are connected"
     if awaits_seconds >= STALLED_SECONDS:
         here = f"{len(linked | ({node.me} & voters.members))} of {len(voters)} voters are connected"
         return f"waiting for a decision: height {node.replica.height} has been undecided for {awaits_seconds:.0f} s ({here})"
@@ -89,13 +89,13 @@ def _open_rounds(node: Node, links: Set[bytes], now: float) -> Iterator[str]:
         if book.proposals and now >= book.cut_off_due_at + STALLED_SECONDS:
             yield f"waiting for the ballots of {which}: {len(book.ballots)} of {terms.quorum} needed have arrived"
         elif not book.proposals and not terms.trainers & (links | {node.me}) and now >= book.opened_at + STALLED_SECONDS:
-            yield f"waiting for a trainer of {which}: none of {len(terms.trainers)} is connected"
+            yield f"waiting for a trainer of {which}: 0 of {len(terms.trainers)} are connected"
 
 
 def why_halted(replica: Replica, member: Member | None, membership_problem: str = "", unknown: str = "") -> str:
     """Return the reason why this peer signs no valid message, or an empty string. `member` is the peer's own entry."""
     if member is not None and member.expelled is not None:
-        return f"EXPELLED at height {member.expelled}: a block has two statements of this key that exclude each other"
+        return f"EXPELLED at height {member.expelled}: this peer's key signed two statements that exclude each other"
     if replica.divergence is not None:
         return f"HALTED: {replica.divergence}; this peer restores the certified state"
     if replica.duplicate_identity_reason is not None:

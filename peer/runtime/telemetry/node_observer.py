@@ -199,7 +199,7 @@ class NodeObserver:
         name, verdict = short_id(judgement.trainer), judgement.verdict
         if verdict is Verdict.ACCEPT:
             return f"vouches for {name}"
-        return f"gives no verdict on {name}" if verdict is Verdict.UNJUDGED else f"rejects {name} ({self._label(job, verdict)})"
+        return f"is unsure of {name}" if verdict is Verdict.UNJUDGED else f"rejects {name} ({self._label(job, verdict)})"
 
     def _label(self, job: bytes, verdict: Verdict) -> str:
         return verdict_label(verdict, self._labels(job))
@@ -363,7 +363,7 @@ def _of_job(key: bytes, before: Job | None, after: Job) -> Iterator[EventLine]:
     asked = before.rollback_requests if before is not None else {}
     for voter, number in after.rollback_requests.items():
         if asked.get(voter) != number:
-            text = f"{short_id(voter)} wants job {after.name} rolled back to @{number}"
+            text = f"{short_id(voter)} voted to roll back job {after.name} to @{number}"
             yield EventLine("job", f"{text}: to agree, run `peer rollback {key.hex()[:SHORT_ID_LENGTH]} {number}`", key)
     for undone in after.undone_rounds[-1:] if before is not None and after.undone_rounds != before.undone_rounds else ():
         yield EventLine("job", f"job {after.name}: {format_undone_rounds(undone)}", key)
