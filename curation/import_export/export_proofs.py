@@ -1,4 +1,4 @@
-"""Exports of labels with proofs that everybody can verify: each line follows from rows of the ledger's tables, and each row has a
+"""Exports of labels with proofs that everybody can verify. Each line follows from rows of the ledger's tables. Each row has a
 proof under a state root that a quorum has signed. An exported folder has `labels.jsonl`, like any export, and the proofs of its
 lines:
 

@@ -55,7 +55,10 @@ CREATE TABLE IF NOT EXISTS refused (annotator BLOB PRIMARY KEY) WITHOUT ROWID;
         return token
 
     def find_operator(self, secret: str) -> str:
-        """Return the operator with this token or session, as OPERATOR_ID_DIGITS digits; empty if it is unknown or over."""
+        """Return the name of the operator with this token or session: OPERATOR_ID_DIGITS digits.
+
+        Empty: the secret is unknown or has expired.
+        """
         known = "token = ? OR token = (SELECT operator FROM sessions WHERE session = ?)"
         query, digest = f"SELECT token FROM operators WHERE until_ms > ? AND ({known})", _hash(secret)
         found = self._database.execute(query, (unix_time_ms(), digest, digest)).fetchone()

@@ -50,7 +50,7 @@ SALT_DOMAIN: Final = "custodial-salt"
 
 
 class LeaseHeartbeats:
-    """Time of the last heartbeat of each lease, in seconds of the caller's clock. The number of leases bounds its size."""
+    """Time of the last heartbeat of each lease, in seconds of the caller's clock. The ledger limits the number of leases."""
 
     def __init__(self) -> None:
         self._last: dict[bytes, float] = {}  # time by assignment, in order of time
@@ -71,7 +71,10 @@ class LeaseHeartbeats:
         return found
 
     def seconds_left(self, now: float) -> float:
-        """Return the time until a lease may lapse. Heartbeats wake no caller, so it is at most HEARTBEAT_SECONDS_MAX."""
+        """Return the seconds until the next lease may lapse.
+
+        It is at most HEARTBEAT_SECONDS_MAX, because a heartbeat does not wake the caller.
+        """
         return next((max(0.0, last + HEARTBEAT_SECONDS_MAX - now) for last in self._last.values()), HEARTBEAT_SECONDS_MAX)
 
 
@@ -106,7 +109,7 @@ class AnnotatorApi:
         return self._desk.state.module_state(CurationState)
 
     async def run_openings_and_expiry(self) -> None:
-        """Open answers as soon as all requested votes are committed, and request a batch when something has expired."""
+        """Open answers as soon as all requested votes are committed. Request a batch when an entry of the ledger has expired."""
         while True:
             height, state = self._desk.height, self._state
             await self._openings.process_due_openings(state, self._sessions.now_ms)
@@ -200,7 +203,7 @@ class AnnotatorApi:
         return {"assignments": [key.hex() for key in held]}
 
     def _answerable(self, state: CurationState, leases: Sequence[bytes]) -> list[tuple[bytes, Assignment]]:
-        """Return the leases that can be answered: the project is not closed, the task is begun, and no release is pending."""
+        """Return the leases that can be answered: their project is not closed, the task is begun, and no release is pending."""
         rows = ((lease, state.assignments[lease]) for lease in leases if self._gatherer.pending_release(lease) is None)
         return [(lease, row) for lease, row in rows if is_commitment_possible(state, row)]
 

@@ -46,7 +46,7 @@ PASSES: Final = argon2id.OPSLIMIT_INTERACTIVE
 # memory of one Argon2id hash, 64 MiB: one hash at a time, so that a peer can run on a small machine
 MEMORY_BYTES: Final = argon2id.MEMLIMIT_INTERACTIVE
 PASSPHRASE_CHARACTERS_MIN, PASSPHRASE_CHARACTERS_MAX = 8, 256
-WRONG_PASSPHRASES_FREE: Final = 5  # wrong passphrases in a row for a name before a wait: each further one doubles the wait
+WRONG_PASSPHRASES_FREE: Final = 5  # wrong passphrases in a row for a name before a wait, which each further one doubles
 # longest wait after wrong passphrases: short, so that guesses by strangers do not lock out the owner for hours
 BACKOFF_SECONDS_MAX: Final = 64.0
 # pairs of name and host whose wrong passphrases are counted: a further pair replaces the oldest one
@@ -239,7 +239,10 @@ class SessionApi:
         return self._begun(identity, name, before)
 
     def _begun(self, identity: Identity, name: str, before: str) -> Json:
-        """Return a session in which this peer signs for the annotator, and end the session `before`."""
+        """Begin a session in which this peer signs for the annotator, and end the session `before`.
+
+        Return the reply with the new token.
+        """
         self._sessions.pop(before)
         nonce, expires_ms = secrets.token_bytes(16), self.now_ms + SESSION_MS
         signature = self.sign_statement(identity, SessionStatement(self._desk.me, nonce, expires_ms))

@@ -52,7 +52,10 @@ class StatementBatcher:
 
     @property
     def is_full(self) -> bool:
-        """True if too many statements wait for a decision. More of them would only fill the memory."""
+        """True if WAITING_STATEMENTS_MAX statements wait for a decision.
+
+        The network decides none, and more would only fill the memory.
+        """
         return len(self._events) >= WAITING_STATEMENTS_MAX
 
     def require_room(self) -> None:
@@ -107,7 +110,7 @@ class StatementBatcher:
             await self._decide(taken)
 
     def _taken(self) -> list[tuple[Statement, trio.Event]]:
-        """Remove the oldest waiting statements, as many as fit into one batch, and return them with their events."""
+        """Remove the oldest waiting statements that fit into one batch, and return each with its event."""
         taken: list[tuple[Statement, trio.Event]] = []
         left = BATCH_BYTES_MAX
         while self._waiting and len(taken) < BATCH_MAX:
