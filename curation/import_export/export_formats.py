@@ -71,7 +71,7 @@ def _jsonl(asked: ProjectSpec, lines: Lines) -> Iterator[str]:
 
 
 def _csv(asked: ProjectSpec, lines: Lines) -> Iterator[str]:
-    """Yield a row for each task, for spreadsheets: its label in words, its number of votes, and how many are for the label."""
+    """Yield CSV: a row for each task with its label in words, its number of votes and the number of votes for the label."""
     places = range(1, 1 + max((len(line["items"]) for line in lines() if "text" in line), default=0))
     yield _row(["number", "text", *(f"item{place}" for place in places), "label", "votes", "agree", "height", "task", "time"])
     for line in lines():
@@ -171,7 +171,7 @@ def preference_share(chosen: int, votes: Sequence[int]) -> Fraction:
 def _scores(lines: Lines) -> dict[tuple[str, str], float]:
     """Return Bradley–Terry strengths by prompt and item, of items that are in two or more pairs.
 
-    An average item has strength 1.
+    Without evidence, an item has strength 1.
     """
     met = Counter((line["text"], item) for line in lines() for item in line["items"])
     games = [

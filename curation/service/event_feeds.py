@@ -45,7 +45,7 @@ BLOCK_FIELDS: Final = "height digest time_ms proposer view signers voters_count 
 
 
 class BlockFeed:
-    """Feed for programs: an event for each block and for each project that it changed. It also counts curation's metrics."""
+    """Feed for programs: an event for each block and for each project that the block changed. It also returns metrics."""
 
     def __init__(self, desk: ServiceContext, gatherer: StatementBatcher) -> None:
         self._desk, self._gatherer = desk, gatherer
@@ -135,7 +135,7 @@ class LiveFeed:
             return self._now
 
     async def _wait_for_change(self, last: Json) -> Json:
-        """Return the newest look with its `number`, once it is above the last one's, or after CHANGE_WAIT_SECONDS."""
+        """Return the newest observation and its `number`: one above that of `last`, or any after CHANGE_WAIT_SECONDS."""
         after = last.get("number", -1)
         if after < 0:
             await self.live_snapshot()

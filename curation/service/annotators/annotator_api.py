@@ -135,7 +135,7 @@ class AnnotatorApi:
         return EMPTY_BATCH_DELAY_SECONDS * (1 + peers.index(self._desk.me)) if self._desk.me in peers else math.inf
 
     def _seconds_to_expiry(self) -> float:
-        """Return the seconds until a batch is needed: a lease, an opening or an unused place expires, or a close continues."""
+        """Return the seconds until a batch is needed, because a lease, an opening or an enrolment expires or a project closes."""
         at_ms = CurationChanges(self._state, b"").next_expiry_ms()
         return 3_600.0 if at_ms is None else (at_ms - self._sessions.now_ms) / 1_000
 
@@ -376,7 +376,7 @@ class AnnotatorApi:
         return row
 
     def _receipt(self, state: CurationState, row: Assignment, assignment: bytes) -> Json:
-        """Return a receipt, with the suggestion if the annotator has not seen it yet."""
+        """Return the reply to a decided answer: a receipt, and the model's suggestion if the page has not shown it."""
         assert row.commitment is not None
         receipt = self._desk.sign(AnnotationReceipt(assignment, row.commitment, row.height))
         body: Json = {"annotation": assignment.hex(), "height": row.height, "receipt": codec.encode(receipt).hex()}

@@ -190,7 +190,7 @@ class _ReviewScan:
 
 
 def _confusions(state: CurationState, key: bytes, project: Project) -> Json:
-    """Return counts[label][answer] over settled tasks, for all annotators and for the CONFUSIONS_MAX with most answers."""
+    """Return counts[label][answer] over settled tasks: of all annotators, and of each of the CONFUSIONS_MAX with most answers."""
     asked = project.spec
     kind, many = asked.kind, asked.many
     of = 0 if kind is QuestionKind.RANKING else value_count(kind, len(asked.options), many)
