@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-PROJECTS_OPEN_MAX: Final = 10  # unclosed projects per member, including paused ones: a team asks several questions at a time
-PROJECTS_UNFINISHED_MAX: Final = 20  # projects per member, including closings in progress: no member fills their queue
-PROJECTS_MAX: Final = 256  # projects per network, including closings in progress: the state lists all of them
+PROJECTS_OPEN_MAX: Final = 10  # open projects per member, including paused ones: a team asks several questions at a time
+PROJECTS_UNFINISHED_MAX: Final = 20  # projects per member that are open or closing: no member fills the queue of closings
+PROJECTS_MAX: Final = 256  # projects per network that are open or closing: the state lists all of them
 OPTIONS_MAX: Final = 16  # options per project: one annotator's confusion table has 16 × 16 counts and fits into a row
 OPTION_CHARACTERS_MAX: Final = 64
 GUIDELINES_BYTES_MAX: Final = 64 << 10
@@ -38,10 +38,10 @@ EXPIRED_PER_BATCH_MAX: Final = 1_024  # expired entries that a batch removes fro
 DRAW_CANDIDATES_MAX: Final = 16  # tasks of a project that a draw for an annotator tries: it may have had some of them
 DRAW_PROJECTS_MAX: Final = 32  # open projects that a draw tries: at the next height it begins at another project
 DRAW_LOOKS_MAX: Final = 256  # begun tasks that all draws of a batch may try, in addition to LOOKS_FOR_DRAW per requested lease
-LOOKS_FOR_DRAW: Final = 2  # begun tasks that a draw may try at the lease request's cost: most draws succeed at the first task
+LOOKS_FOR_DRAW: Final = 2  # tries of begun tasks that the cost of a requested lease includes: most draws succeed at the first
 SALT_BYTES: Final = 16
 SEALS_MAX: Final = 2  # seals per commitment: other serving peers that can open it
-SEAL_BYTES_MAX: Final = 128  # bytes of a seal: a sealed salt with 16 choices has 100
+SEAL_BYTES_MAX: Final = 128  # bytes of a seal: a sealed salt with 16 choices takes 100
 SCORED_MAX: Final = 2_000  # pairs in an export of preferences with the items' strengths: about two seconds
 KAPPA_COMMON_MIN: Final = 10  # units that two annotators must share for a κ: with fewer units, κ means nothing
 KAPPA_PAIRS_MAX: Final = 200  # pairs of annotators in a reply with κ: the pairs with most common units

@@ -5,8 +5,8 @@ lines:
 | file | content |
 |---|---|
 | `project.proof` | row of the project, as `peer prove` writes it: the genesis, the voters' signatures, the roots of all tables |
-| `pages.proof`   | rows of its pages: encodings of `RowWithProof`, each after its length (u32) |
-| `labels.proof`  | rows of each line: encodings of `LineProof`, each after its length |
+| `pages.proof` | rows of its pages: encodings of `RowWithProof`, each after its length (u32) |
+| `labels.proof` | rows of each line: encodings of `LineProof`, each after its length |
 | `pages/N` | page number N, with the tasks under the root in its row |
 
 Each line follows from these rows alone: the verifier computes the line again and compares the two lines. The export is complete

@@ -110,7 +110,8 @@ class AnnotatorSession:
 class SessionApi:
     """HTTP calls for sign-up and sign-in of annotators.
 
-    Annotators have their own keys, or names and passphrases if this peer keeps their keys. The ledger marks custodial annotators permanently. Their keys are in memory during their sessions.
+    Annotators have their own keys, or names and passphrases if this peer keeps their keys. The ledger marks such custodial
+    annotators permanently. Their keys are in memory during their sessions.
     """
 
     def __init__(self, desk: ServiceContext, doors: AccessControl, gatherer: StatementBatcher) -> None:
