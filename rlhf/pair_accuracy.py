@@ -11,7 +11,7 @@ from typing import Annotated, Final
 from consensus.voter_set import VoterSet
 from protocol.codec import Between
 
-# Names of figures: of a model that was trained on pairs, and of its set.
+# Names of the metrics of a model that was trained on pairs, and of the statistics of its preference set.
 ACCURACY: Final = "held_out_accuracy"
 CALIBRATION: Final = "calibration_error"
 IDENTICAL: Final = "identical_pairs"
@@ -19,15 +19,19 @@ CONTRADICTORY: Final = "contradictory_pairs"
 WORD_COUNT: Final = "word_count_accuracy"
 PAIRS: Final = "held_out_pairs"  # number of held-out pairs without ties
 
-MEASURED_PAIRS_MAX: Final = 1_024  # evenly spaced among the held-out pairs
-Z: Final = Fraction(196, 100)  # 95 % of a normal distribution lies within this many deviations
+MEASURED_PAIRS_MAX: Final = 1_024  # held-out pairs that are measured: they are evenly spaced among all held-out pairs
+Z: Final = Fraction(196, 100)  # half the width of the 95 % interval of a normal distribution, in deviations
 
 
 @dataclass(frozen=True, slots=True)
 class PairAccuracy:
-    """Number of held-out pairs, and of those that a model ranks as people do. Pairs that people called a tie are left out."""
+    """Accuracy of a model as integers: number of held-out pairs, and number of pairs that the model ranks as people do.
 
-    halves: Annotated[int, Between(0, 2 * MEASURED_PAIRS_MAX)]  # two for each pair ranked as by people, one for equal scores
+    Ties are left out.
+    """
+
+    # correct ranks in half pairs: two for each pair that is ranked as by people, one for equal scores
+    halves: Annotated[int, Between(0, 2 * MEASURED_PAIRS_MAX)]
     pairs: Annotated[int, Between(0, MEASURED_PAIRS_MAX)]
 
     @classmethod
@@ -40,7 +44,7 @@ class PairAccuracy:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % score interval of Wilson (1927), or 0 to 1 without pairs."""
+        """The 95 % score interval of the accuracy (Wilson 1927), or 0 to 1 without pairs."""
         if not self.pairs:
             return 0.0, 1.0
         z, n, p = float(Z), self.pairs, self.share
@@ -50,7 +54,7 @@ class PairAccuracy:
 
     @property
     def is_better_than_chance(self) -> bool:
-        """True if the interval lies above 1/2. The arithmetic is exact, so all peers get the same result."""
+        """True if the 95 % interval lies above 1/2. The arithmetic is exact, so all peers get the same result."""
         return self.halves > self.pairs and (self.halves - self.pairs) ** 2 > Z * Z * self.pairs
 
     def __str__(self) -> str:
@@ -64,7 +68,7 @@ def can_beat_chance(pairs: int) -> bool:
 
 
 def agreed_accuracy(reports: Mapping[bytes, PairAccuracy], voters: Iterable[bytes]) -> PairAccuracy | None:
-    """Return an accuracy if f + 1 voters agree whether it is better than chance, and None otherwise.
+    """Return the accuracy of a model if f + 1 voters agree that it is, or is not, better than chance. Return None otherwise.
 
     At least one of f + 1 voters is honest. The result is the median of the agreeing reports, or the lower of two middle ones.
     """

@@ -1,4 +1,4 @@
-"""Derivation of a preference set from the labels and pages of a project. Other peers may hold the pages."""
+"""Derivation of a preference set from the labels and pages of a project. The peer fetches missing pages from other peers."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from rlhf.data.preference_sets import PreferencePair
 from rlhf.ledger.decided_pairs import decided_pairs
 from rlhf.ledger.preference_set_attestation import PreferenceSetSource, decided_pages
 
-# Timeout of one fetch. Then the state is read again, because a page that was redacted meanwhile never arrives.
+# Timeout of one fetch in seconds. After it the peer reads the state again: a page that was redacted in the meantime never
+# arrives.
 FETCHING_SECONDS = 10.0
 
 
 class _PageReplaced(FolkmootError):
-    """Another page has replaced a page of the project."""
+    """A redaction has replaced a page of the project during the derivation."""
 
 
 class NoLongerNeeded(FolkmootError):
-    """No plan waits for the set any more."""
+    """No tuning plan waits for the preference set any more."""
 
 
 async def derive_pairs(
@@ -61,7 +62,7 @@ async def _fetched(
     pages: list[tuple[bytes, TaskPageRow]],
     goes_on: Callable[[], bool],
 ) -> None:
-    """Fetch all these pages. Raises `_PageReplaced` or `NoLongerNeeded`."""
+    """Fetch the pages `pages` of a project. Raises `_PageReplaced` or `NoLongerNeeded`."""
     project = state.projects.get_record(source.project)
     assert project is not None
     author = desk.state.module_state(MembersState).current_key(project.author)
@@ -79,7 +80,7 @@ async def _fetched(
 
 
 def _pairs(desk: ServiceContext, state: CurationState, source: PreferenceSetSource) -> list[PreferencePair]:
-    """Read the pages and return the decided pairs. Runs in a thread. Raises `_PageReplaced` if a page is missing."""
+    """Read the project's pages and return its decided pairs. It runs in a thread. Raises `_PageReplaced` if a page is missing."""
 
     def page(key: bytes, entry: TaskPageRow) -> TaskPageBlob | None:
         try:
@@ -87,6 +88,6 @@ def _pairs(desk: ServiceContext, state: CurationState, source: PreferenceSetSour
         except MissingBlobError:
             raise _PageReplaced("a page was replaced") from None
         except RemoteProtocolError:
-            return None  # the blob with this digest is not a page, at every peer
+            return None  # the blob is no page; every peer gets this result
 
     return decided_pairs(state, source.project, source.height, page)

@@ -1,9 +1,9 @@
-"""Services of RLHF. The applied state and the stored figures determine the due work, so a restart loses nothing.
+"""Services of RLHF in a daemon. The applied state and the stored figures determine the due work, so a restart loses nothing.
 
 | service | work |
 |---|---|
-| `PreferenceDatasetBuilder` | as a voter, derives the sets that plans wait for; deletes redacted and refused sets |
-| `FinalModelEvaluator` | measures last models; as a voter, reports on the reward models that plans wait for |
+| `PreferenceDatasetBuilder` | as a voter, derives the preference sets that plans wait for; deletes redacted and refused sets |
+| `FinalModelEvaluator` | measures last models of finished jobs; as a voter, reports on the reward models that plans wait for |
 | `BlobPrefetcher` | prefetches blobs of queued jobs and later stages, because their sources may be gone when the job starts |
 """
 
@@ -33,10 +33,10 @@ from rlhf.rpc import RlhfRpc
 from training.job_disk_space import require_disk_space
 from training.job_spec import JobSpec
 
-# Delay before the retry of a refused transaction or a failed measurement. Each further failed measurement doubles it.
+# Seconds before the retry of a refused transaction or a failed measurement. Each further failed measurement doubles the delay.
 RETRY_SECONDS = 5.0
 RETRY_SECONDS_MAX = 600.0
-FETCHING_SECONDS = 10.0  # timeout of a fetch; then the state is read again, because the plan may be over
+FETCHING_SECONDS = 10.0  # timeout of a fetch: the service then reads the state again, because the plan may be over
 
 log = logging.getLogger("peer")
 
@@ -46,10 +46,10 @@ class RlhfService:
 
     def __init__(self, desk: ServiceContext) -> None:
         self._desk = desk
-        self._begun: set[bytes] = set()  # ids of plans or jobs, or digests of blobs
+        self._begun: set[bytes] = set()  # keys of the work that has begun: ids of plans or jobs, or digests of blobs
 
     async def run(self) -> None:
-        self._begun.clear()  # an error of the system may have ended the last run
+        self._begun.clear()  # The last run may have ended by an error of the system.
         async with trio.open_nursery() as nursery:
             while True:
                 height = self._desk.height
@@ -64,14 +64,14 @@ class RlhfService:
         raise NotImplementedError
 
     async def _finish_block(self) -> None:
-        """Finish a block, after its due work has started."""
+        """Do the further work of a service after each block. The due work of the block has already started."""
 
     @property
     def _is_run(self) -> bool:
         return self._desk.state.module_state(NetworkState).module_version(MODULE) > 0
 
     def _plans_of_voter(self) -> dict[bytes, TuningPlan]:
-        """Return the running plans, or none if this peer is not a voter."""
+        """Return the running tuning plans by key, or no plan if this peer is not a voter."""
         state = self._desk.state
         if not self._is_run or self._desk.me not in current_voters(state.module_state(MembersState)):
             return {}
@@ -82,13 +82,14 @@ class PreferenceDatasetBuilder(RlhfService):
     def __init__(self, desk: ServiceContext) -> None:
         super().__init__(desk)
         self._forgotten: set[bytes] = set()
-        self._threads = trio.CapacityLimiter(1)  # plans that start and stop rapidly must not occupy all threads of the peer
+        # one thread for derivations: plans that start and stop rapidly must not occupy all threads of the peer
+        self._threads = trio.CapacityLimiter(1)
 
     def _due_work(self) -> Mapping[bytes, Callable[[bytes], Awaitable[None]]]:
         return dict.fromkeys(self._due(), self._attest_set)
 
     def _due(self) -> dict[bytes, PreferenceSetClaim]:
-        """Return the claims, by plan, that this peer has to attest as a voter."""
+        """Return the claims of preference sets that this peer still has to attest as a voter, by plan."""
         claims = {key: plan.claim for key, plan in self._plans_of_voter().items() if plan.claim is not None}
         return {key: claim for key, claim in claims.items() if not claim.is_decided and self._desk.me not in claim.attestations}
 
@@ -108,7 +109,10 @@ class PreferenceDatasetBuilder(RlhfService):
         self._begun.discard(key)
 
     async def _build_set(self, key: bytes, claim: PreferenceSetClaim) -> bytes | None:
-        """Derive a set and return its digest, or None if there is no set. A set that equals the claim is stored as blobs."""
+        """Derive the preference set of a claim and return its digest. None: the pairs give no valid set.
+
+        A set that equals the claimed set is stored as blobs.
+        """
         from rlhf.data.tokenized_records import preference_set_manifest
         from rlhf.preference_derivation import derive_pairs
 
@@ -128,18 +132,21 @@ class PreferenceDatasetBuilder(RlhfService):
         return found.digest
 
     async def _finish_block(self) -> None:
-        """Delete outdated sets that no job needs: sets with a redacted pair, and sets that were never decided."""
+        """Delete outdated sets that no job needs: sets with a redacted pair, and undecided sets that ended plans claimed."""
         if not self._is_run:
             return
         state = self._desk.state
         over = outdated_sets(state.module_state(RlhfState))
         used = sets_in_use(state) if over else set[bytes]()
-        before, self._forgotten = self._forgotten, over - used  # a set in use may be deleted later
+        before, self._forgotten = self._forgotten, over - used  # a set that a job uses may be deleted later
         for key in self._forgotten - before:
             await trio.to_thread.run_sync(self._delete, key, used)
 
     def _delete(self, key: bytes, used: set[bytes]) -> None:
-        """Delete a set, but keep shards of used sets: sets that only differ in their tokenizer share their shards."""
+        """Delete the blobs and the text of a preference set.
+
+        Blobs of used sets stay: sets that differ only in their tokenizer share shards.
+        """
         from training.corpus import DataManifest, read_manifest, text_path
 
         manifests: dict[bytes, DataManifest] = {}
@@ -164,7 +171,7 @@ class FinalModelEvaluator(RlhfService):
         return dict.fromkeys(self._reports_due(), self._report) | dict.fromkeys(own, self._measure)
 
     def _reports_due(self) -> dict[bytes, bytes]:
-        """Return the reward models, plan -> job, that this peer has to report on as a voter."""
+        """Return the jobs of the reward models on which this peer has to report as a voter, by plan."""
         jobs = self._desk.state.module_state(JobsState)
         waiting = {key: plan for key, plan in self._plans_of_voter().items() if tuning_plans.awaits_reports(plan, jobs)}
         return {key: plan.current.job for key, plan in waiting.items() if self._desk.me not in plan.reports}
@@ -199,7 +206,7 @@ class BlobPrefetcher(RlhfService):
         return dict.fromkeys(self._named(), self._get)
 
     def _named(self) -> dict[bytes, int]:
-        """Return the files of queued jobs and later stages: digest -> maximum size in bytes."""
+        """Return the blobs that queued jobs and later stages of plans need: maximum size in bytes by digest."""
         if not self._is_run:
             return {}
         state = self._desk.state
@@ -207,12 +214,13 @@ class BlobPrefetcher(RlhfService):
         specs += [
             stage.spec for plan in state.module_state(RlhfState).running_plans().values() for stage in plan.stages if stage.spec
         ]
-        jobs = [codec.decode(JobSpec, spec) for spec in specs]  # `JobSpec.decode` refuses a stage without its reward model
+        # not `JobSpec.decode`, which refuses a stage whose reward model is not known yet
+        jobs = [codec.decode(JobSpec, spec) for spec in specs]
         return {digest: size for job in jobs for digest, size in job.resolved_objective.required_files(job).items()}
 
     async def _get(self, digest: bytes) -> None:
         while (size := self._named().get(digest)) is not None:
             with trio.move_on_after(FETCHING_SECONDS):
                 await self._desk.fetch_blob(digest, size)
-                return  # the blob is pinned; its entry in `_begun` prevents another fetch
+                return  # the fetched blob is pinned; its entry in `_begun` prevents another fetch
         self._begun.discard(digest)

@@ -1,7 +1,8 @@
 """Synthetic preferences over excerpts of a text, for demos without preferences of real people.
 
 The synthetic annotator prefers the response with more vowels (`rule:vowels`), and is wrong in 10 % of the pairs. The two
-responses come from two places of the text. A fair coin chooses the response that the prompt precedes, so continuity is no hint.
+responses come from two places of the text. A fair coin chooses which of them follows the prompt in the text, so that models
+cannot learn to prefer the continuation.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ WRONG_PERMILLE: Final = 100
 
 
 def synthetic_pairs(text: bytes, count: int) -> Iterator[dict[str, str]]:
-    """Yield `count` pairs in the form of `--preferences FILE`. `text` must be longer than a prompt with its response."""
+    """Yield `count` pairs in the form of lines of `--preferences FILE`. `text` must be longer than a prompt with its response."""
     whole = text.decode("ascii", errors="ignore")
     places = len(whole) - PROMPT_CHARACTERS - RESPONSE_CHARACTERS
     number = found = 0

@@ -17,9 +17,11 @@ from rlhf.objectives.ppo import MILLIONTHS, PPO, Figure, RolloutDeclaration, Sha
 from rlhf.rpc import PolicyMetricsView
 from training.job_spec import JobSpec
 
-ROUNDS_KEPT: Final = 8  # per job: the first round, whose policy is the reference, and the last ones
-SCORE_RISE_MIN: Final = MILLIONTHS // 20  # per response: rules score in 0..1, reward models with a deviation of 1
-DISTINCT_FIFTHS_MAX: Final = 4  # fifths of the earlier distinct-2: smaller drops are variance of the prompts
+ROUNDS_KEPT: Final = 8  # rounds in the history of a job: the first round, whose policy is the reference, and the last rounds
+# smallest rise of the score per response, in millionths: rules score in 0..1, reward models with a deviation of 1
+SCORE_RISE_MIN: Final = MILLIONTHS // 20
+# largest distinct-2 after a loss of diversity, in fifths of an earlier one: smaller drops are variance of the prompts
+DISTINCT_FIFTHS_MAX: Final = 4
 
 
 # Figures of rounds -------------------------------------------------------------------------------------------------------------
@@ -27,7 +29,7 @@ DISTINCT_FIFTHS_MAX: Final = 4  # fifths of the earlier distinct-2: smaller drop
 
 @dataclass(frozen=True, slots=True)
 class RoundMedians:
-    """Median of each declared figure over the accepted proposals of a round, or the lower of two middle ones."""
+    """Median of each declared figure over the accepted proposals of a round; of two middle values, the lower one."""
 
     round: Count
     accepted: Count
@@ -50,7 +52,7 @@ class PolicyHistory:
     """History of a policy: its first and its last rounds with an accepted proposal."""
 
     rounds: Annotated[tuple[RoundMedians, ...], Length(1, ROUNDS_KEPT)]
-    warned: Count | None = None  # first round with a loss of diversity
+    warned: Count | None = None  # number of the first round with a loss of diversity; None: no loss
 
     def with_round(self, found: RoundMedians, responses: int) -> PolicyHistory:
         rounds = (*self.rounds, found)
@@ -60,26 +62,30 @@ class PolicyHistory:
 
 
 def has_lost_diversity(before: RoundMedians, now: RoundMedians, responses: int) -> bool:
-    """Return True if the score has risen while distinct-2 has fallen, both beyond their thresholds."""
+    """Return True if the score has risen while distinct-2 has fallen.
+
+    SCORE_RISE_MIN and DISTINCT_FIFTHS_MAX are the thresholds.
+    """
     rise = now.score - before.score
     return rise >= SCORE_RISE_MIN * responses and 5 * now.distinct <= DISTINCT_FIFTHS_MAX * before.distinct
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyMetrics:
-    """Measurements of a tuned policy. A value is J = E r − β·KL.
+    """Measurements of a tuned policy. A value is J = E r − β·KL: mean reward less the KL penalty.
 
-    The toy's values are exact. Others are estimates, with normalized scores of the reward model.
+    The values of the toy policy are exact. Values of other policies are estimates, with normalized scores of the reward model.
     """
 
     reference_value: float
     value: float
-    kl: float  # nats
+    kl: float  # KL(policy ‖ reference) in nats
     score: float
-    optimum: float | None = None  # the toy's largest value
-    gap_closed: float | None = None  # toy model: (value − reference_value) / (optimum − reference_value)
-    pair_accuracy: float | None = None  # share of held-out pairs whose better response scores higher
-    linear_accuracy: float | None = None  # accuracy of the word-count model, trained on the same pairs
+    optimum: float | None = None  # toy policy: the largest value of any policy
+    gap_closed: float | None = None  # toy policy: (value − reference_value) / (optimum − reference_value)
+    # accuracy of the reward model: share of held-out pairs whose better response scores higher
+    pair_accuracy: float | None = None
+    linear_accuracy: float | None = None  # accuracy of a word-count model that was trained on the same pairs
 
 
 # For people --------------------------------------------------------------------------------------------------------------------
@@ -103,7 +109,7 @@ def metrics_view(job: bytes, spec: bytes, found: RoundMedians) -> PolicyMetricsV
 
 
 def diversity_warning(course: PolicyHistory, spec: bytes) -> str:
-    """Return the warning about a job, or "" if there is none."""
+    """Return the warning that a job's policy has lost diversity, or "" if it has not."""
     if course.warned is None:
         return ""
     return (

@@ -1,4 +1,7 @@
-"""The objective `ppo`: its settings, the declaration of a proposal, the data of a step, and the KL controller. No torch."""
+"""The objective `ppo`: its settings, the declaration of a proposal, the data of a step, and the KL controller.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -34,33 +37,34 @@ if TYPE_CHECKING:
 
 MODULE: Final = "rlhf"
 ROLE: Final = "rlhf"
-START_COMMAND: Final = "rlhf start"  # the command that starts a plan
+START_COMMAND: Final = "rlhf start"  # command that starts a tuning plan
 VALUE_HEAD: Final = f"{HEAD}value"
-RULE_PREFIX: Final = "rule:"  # prefix of a reward that is a function of the program
-MODEL_REWARD: Final = "model"  # a reward by a reward model, from a finished job
+RULE_PREFIX: Final = "rule:"  # prefix of a rule reward's name in the setting `reward`
+MODEL_REWARD: Final = "model"  # value of the setting `reward` for scores of a reward model from a finished job
 TOKEN_BYTES: Final = 2
-LENGTH_MAX: Final = 2 ** (8 * TOKEN_BYTES) - 1  # tokens of a response: its length is written in `TOKEN_BYTES`
+LENGTH_MAX: Final = 2 ** (8 * TOKEN_BYTES) - 1  # largest number of tokens in a response: its length is encoded in TOKEN_BYTES
 EPOCHS_MAX: Final = 64
 GAE_LAMBDA: Final = 0.95  # default λ of GAE
 CLIP_RANGE: Final = 0.2  # default clip range of the ratio, and of the value in its own units
-GROUP_MAX: Final = 1_024  # responses to one prompt: more would hardly improve their mean
-ROLLOUT_TOKENS_MAX: Final = 8 << 20  # tokens per trainer and round, with prompts: a worker holds 48 bytes per token, 400 MB
-PLACES_MAX: Final = 4 << 20  # responses times epochs: a worker holds 20 bytes per place, and computes a loss for it
+GROUP_MAX: Final = 1_024  # largest number of responses to one prompt: more would hardly improve their mean
+# tokens per trainer and round, with prompts: a worker needs 48 bytes per token, 400 MB in all
+ROLLOUT_TOKENS_MAX: Final = 8 << 20
+PLACES_MAX: Final = 4 << 20  # responses × epochs per round: a worker needs 20 bytes and one loss for each
 MILLIONTHS: Final = 1_000_000
 FIGURE_MAX: Final = 2**53 - 1
-WEIGHT_MAX: Final = 1e3  # of any weight or bound in the settings: far above useful values
+WEIGHT_MAX: Final = 1e3  # largest weight or bound in the settings: far above useful values
 WEIGHTS: Final = ("beta", "unfinished_penalty", "score_clip", "clip_range", "clip_ramp", "value_weight")
 DISTANCES: Final = ("kl_target", "kl_stop")
-NATS_MIN: Final = 1e-3  # of a bound in nats per response: below it a policy equals its reference
+NATS_MIN: Final = 1e-3  # smallest KL bound in nats per response: below it a policy equals its reference
 
-Figure = Annotated[int, Between(-FIGURE_MAX, FIGURE_MAX)]  # in millionths
-Share = Annotated[int, Between(0, MILLIONTHS)]  # in millionths
+Figure = Annotated[int, Between(-FIGURE_MAX, FIGURE_MAX)]  # sum or mean in millionths
+Share = Annotated[int, Between(0, MILLIONTHS)]  # share in 0..1, in millionths
 
 
 # The KL controller ------------------------------------------------------------------------------------------------------
 #
-# It bounds the distance of a policy from its reference. The arithmetic is exact, so all peers compute the same bits. After a
-# round, d is the median k1 of the accepted proposals, in nats per response.
+# The controller bounds the distance of a policy from its reference. Its arithmetic is exact, so all peers compute the same bits.
+# After a round, d is the median k1 of the accepted proposals, in nats per response.
 #
 # | setting | effect |
 # |---|---|
@@ -69,28 +73,29 @@ Share = Annotated[int, Between(0, MILLIONTHS)]  # in millionths
 #
 # This is the controller of Ziegler et al. 2019 (arXiv:1909.08593, section 2.2), where ±1/5 bounds d / target − 1.
 
-BILLIONTHS: Final = 10**9  # β is in billionths, as score per nat
-# K. Ziegler et al. use 1/10 for thousands of iterations; a job here has tens. With 1 the distance oscillates by half the target.
+BILLIONTHS: Final = 10**9  # unit of β in the controller: β is the score per nat, in billionths
+# K in the rule of `kl_target`. Ziegler et al. use 1/10 for thousands of iterations; a job of Folkmoot has tens. With K = 1 the
+# distance oscillates by half the target.
 GAIN: Final = Fraction(1, 4)
-CHANGE_MAX: Final = Fraction(1, 5)  # largest change of β per round, which has a small sample of responses
-# The minimum is large enough that a change by a fifth survives rounding down. The maximum is `WEIGHT_MAX`.
+CHANGE_MAX: Final = Fraction(1, 5)  # largest relative change of β per round: the responses of a round are a small sample
+# Bounds of β in billionths. At the minimum, a change by a fifth survives rounding down. The maximum is WEIGHT_MAX.
 BETA_MIN, BETA_MAX = 1_000, 1_000 * BILLIONTHS
 
 
 @dataclass(frozen=True, slots=True)
 class KlControllerState:
-    """State of the controller of a job with `kl_target`, after its first round with an accepted proposal."""
+    """State of the KL controller of a job with `kl_target`. It exists from the first round with an accepted proposal on."""
 
-    beta: Annotated[int, Between(BETA_MIN, BETA_MAX)]  # billionths
+    beta: Annotated[int, Between(BETA_MIN, BETA_MAX)]  # β of the next round in billionths
 
 
 def nats_per_response(k1: int, responses: int) -> Fraction:
-    """Convert a sum of k1 in millionths to nats per response."""
+    """Return the KL distance in nats per response from a sum of k1 in millionths."""
     return Fraction(k1, MILLIONTHS * responses)
 
 
 def next_beta(beta: int, of_round: Fraction, target: float) -> int:
-    """Return β of the next round in billionths. `of_round` and `target` are in nats per response."""
+    """Return β of the next round in billionths. `of_round`: distance d of this round. d and `target` are in nats per response."""
     change = GAIN * (of_round / Fraction(target) - 1)
     return _bounded(math.floor(beta * (1 + max(-CHANGE_MAX, min(CHANGE_MAX, change)))))
 
@@ -100,7 +105,7 @@ def first_beta(said: float) -> int:
 
 
 def current_beta(steering: bytes, said: float) -> float:
-    """Return β in score per nat. `said` is the job's setting, for rounds before the first accepted proposal."""
+    """Return β in score per nat from the encoded controller state `steering`. If it is empty, return the job's setting `said`."""
     return codec.decode(KlControllerState, steering).beta / BILLIONTHS if steering else said
 
 
@@ -125,7 +130,7 @@ class RolloutLimits:
     """Limits of a trainer's responses in a round."""
 
     responses: int
-    tokens_max: int  # tokens per response
+    tokens_max: int  # largest number of tokens of a response
     vocabulary: int
     stop: int | None
 
@@ -135,18 +140,18 @@ class RolloutLimits:
 
 
 class PolicyAlgorithm(enum.StrEnum):
-    PPO = "ppo"  # a value head estimates the return at each token
-    GRPO = "grpo"  # advantages are relative to other responses to the same prompt; no value head
+    PPO = "ppo"  # A value head estimates the return at each token.
+    GRPO = "grpo"  # Advantages are relative to other responses to the same prompt; the model has no value head.
 
 
 class PromptSourceKind(enum.StrEnum):
-    TEXT = "text"  # windows of the job's text
-    SET = "set"  # prompts of the reward model's training set
+    TEXT = "text"  # Prompts are windows of the job's text.
+    SET = "set"  # Prompts come from the reward model's training set.
 
 
 class AdvantageScale(enum.StrEnum):
     NONE = "none"
-    DEVIATION = "deviation"  # gives more weight to prompts whose responses have similar scores
+    DEVIATION = "deviation"  # Advantages are divided by the group's deviation; prompts with similar scores get more weight.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,36 +222,36 @@ class PpoSettings:
 
     @property
     def reward_rule(self) -> RewardRule | None:
-        """The rule, or None if `reward` is not a known rule."""
+        """The rule that the setting `reward` names, or None if the setting names no known rule."""
         return RULES.get(self.reward.removeprefix(RULE_PREFIX)) if self.reward.startswith(RULE_PREFIX) else None
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutDeclaration:
-    """The declaration of a `ppo` proposal: its responses and their figures."""
+    """Declaration of a `ppo` proposal: the trainer's responses in the round, and statistics of the responses."""
 
-    blob: Digest  # the responses, encoded as in `rlhf.objectives.rollouts`
-    tokens: Count  # tokens of all responses
-    unfinished: Count  # responses without the stop token
+    blob: Digest  # digest of the responses, which are encoded as in `rlhf.objectives.rollouts`
+    tokens: Count  # number of tokens of all responses
+    unfinished: Count  # number of responses without the stop token
     k1: Figure  # sum of log π − log π_ref over all tokens
     score: Figure  # sum of the rewards of all responses, without penalties
-    distinct: Share  # `rlhf.objectives.rollouts.distinct_2`
-    # `rlhf.objectives.rollouts.length_score_correlation`
+    distinct: Share  # share of distinct bigrams, see `rlhf.objectives.rollouts.distinct_2`
+    # correlation of length and score, see `rlhf.objectives.rollouts.length_score_correlation`
     correlation: Annotated[int, Between(-MILLIONTHS, MILLIONTHS)]
-    blocked: Count = 0  # responses that the blocklist blocks
+    blocked: Count = 0  # number of responses that the blocklist blocks
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutBatches:
-    """Data of all inner steps of a round. A row is a response. A place is one use of a row in an inner step."""
+    """Data of all inner steps of a trainer in a round. A row is a response. A place is one use of a row in an inner step."""
 
-    order: npt.NDArray[np.int64]  # (places,): row of each place
+    order: npt.NDArray[np.int64]  # (places,): number of the row of each place
     share: npt.NDArray[np.float32]  # (places,): mean tokens per response in the inner step of the place
-    x: npt.NDArray[np.int64]  # (rows, S): prompt and response, padded at the end, without the last column
-    begin: npt.NDArray[np.int64]  # (rows,): length of the prompt
-    tokens: npt.NDArray[np.int64]  # (rows, T): the response; the next arrays have this shape
+    x: npt.NDArray[np.int64]  # (rows, S): inputs: prompt and response, padded at the end, without the last column
+    begin: npt.NDArray[np.int64]  # (rows,): length of the prompt in tokens
+    tokens: npt.NDArray[np.int64]  # (rows, T): tokens of the response; the next arrays have the same shape
     mask: npt.NDArray[np.bool_]
-    old: npt.NDArray[np.float32]  # log-probability under the round's first model
+    old: npt.NDArray[np.float32]  # log-probability of each token under the round's first model
     advantages: npt.NDArray[np.float32]
     values: npt.NDArray[np.float32]
     returns: npt.NDArray[np.float32]
@@ -257,7 +262,7 @@ FIGURES: Final = RejectionReason("figures", "its declared statistics do not matc
 
 
 class PpoObjective(Objective):
-    """Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347) with a KL penalty against a reference."""
+    """Objective of PPO (Schulman et al. 2017, arXiv:1707.06347) and GRPO, with a KL penalty against a reference."""
 
     name = "ppo"
     start_command = START_COMMAND
@@ -270,7 +275,7 @@ class PpoObjective(Objective):
     declaration_type = RolloutDeclaration
     rejection_reasons = (ROLLOUT, FIGURES)
     required_objectives = ("reward", "reward-mean")  # from `rlhf.objectives.supervised_objectives`, which imports this module
-    loss_unit = "(clipped surrogate)"  # plus the weighted value loss: it has no unit
+    loss_unit = "(clipped surrogate)"  # unit of the loss: the surrogate and the weighted value loss have none
 
     def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
         problem = settings.settings_problem()
@@ -309,7 +314,8 @@ class PpoObjective(Objective):
 
     def tensor_shapes(self, job: JobSpecProtocol, settings: Any) -> Sequence[tuple[str, Shape]]:
         # Attention gives the same result for any number of equal tokens. In the toy, the prompt 0 is also a token of responses.
-        # Without a vector for the first token, the model could not tell `0` from `0 0`, nor reach some optimal policies.
+        # Without a vector for the first token, the model could not distinguish `0` from `0 0`, and could not reach some optimal
+        # policies.
         has_prompts = job.data is not None or settings.prompts is PromptSourceKind.SET
         heads = [VALUE_HEAD] * (settings.algorithm is PolicyAlgorithm.PPO) + [FIRST_TOKEN_VECTOR] * (not has_prompts)
         return [*tensor_shapes(job.model), *((name, (job.model.width,)) for name in heads)]
@@ -370,7 +376,7 @@ class PpoObjective(Objective):
     def draw_examples(
         self, job: JobSpecProtocol, step: InnerStep, count: int, data: TokenizedText, declaration: Declaration | None = None
     ) -> npt.NDArray[np.int64]:
-        """Return the places of the step (`RolloutBatches`)."""
+        """Return the numbers of the places that an inner step uses, see `RolloutBatches`."""
         import numpy as np
 
         return np.arange(step.number * count, (step.number + 1) * count, dtype=np.int64)
@@ -378,7 +384,7 @@ class PpoObjective(Objective):
     def batch_arrays(
         self, job: JobSpecProtocol, drawn: npt.NDArray[np.int64], data: TokenizedText, declaration: Declaration | None = None
     ) -> tuple[npt.NDArray[Any], ...]:
-        """Return the arguments of `rlhf.pytorch.ppo.ppo_loss` for the drawn places."""
+        """Return the arguments of `rlhf.pytorch.ppo.ppo_loss` after the model, for the places `drawn`."""
         assert declaration is not None and isinstance(declaration.step_data, RolloutBatches)
         known = declaration.step_data
         of_rows = (known.x, known.begin, known.tokens, known.mask, known.old, known.advantages, known.values, known.returns)
@@ -386,7 +392,7 @@ class PpoObjective(Objective):
 
 
 def in_millionths(value: float) -> int:
-    """Convert a sum to clamped millionths. NaN and infinities become `FIGURE_MAX`."""
+    """Return a number in millionths, clamped to ±FIGURE_MAX. NaN and infinities become FIGURE_MAX."""
     if not math.isfinite(value):
         return FIGURE_MAX
     return max(-FIGURE_MAX, min(FIGURE_MAX, round(value * MILLIONTHS)))

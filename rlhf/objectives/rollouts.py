@@ -29,12 +29,12 @@ from training import random_stream
 from training.data.token_sequences import TokenArray
 
 TokenIds = npt.NDArray[np.int64]
-NOISE_BYTES: Final = 4  # x of one u = (x + ½) / 2³², which keeps both logarithms finite
-_PLACE = struct.Struct(">III")  # round, response, token
+NOISE_BYTES: Final = 4  # bytes of the integer x in u = (x + ½) / 2³²; ½ keeps both logarithms of the noise finite
+_PLACE = struct.Struct(">III")  # numbers of the round, of the response and of the token
 
 
 class RolloutId(NamedTuple):
-    """Job, round and trainer of rollouts."""
+    """Identity of a trainer's rollouts in a round: job, round and trainer."""
 
     job: bytes
     round: int
@@ -42,11 +42,14 @@ class RolloutId(NamedTuple):
 
 
 def gumbel_noise(place: RolloutId, tokens: Iterable[tuple[int, int]], vocabulary: int) -> npt.NDArray[np.float32]:
-    """Return the noise (tokens, vocabulary) of tokens, each given as (response, position)."""
+    """Return the Gumbel noise (tokens, vocabulary) of tokens.
+
+    A token is given as (number of its response, position in the response).
+    """
     drawn = b"".join(noise_bytes(place, response, token, NOISE_BYTES * vocabulary) for response, token in tokens)
     noise = np.frombuffer(drawn, dtype="<u4").reshape(-1, vocabulary) + 0.5
     noise /= 2.0**32
-    for _ in range(2):  # in place, since allocations would take most of the time
+    for _ in range(2):  # computed in place, since allocations would take most of the time
         np.negative(np.log(noise, out=noise), out=noise)
     return noise.astype(np.float32)
 
@@ -58,7 +61,7 @@ def noise_bytes(place: RolloutId, response: int, token: int, length: int) -> byt
 
 
 def prompt_numbers(place: RolloutId, draw: int, responses: int, prompts: int) -> TokenIds:
-    """Return the number of the prompt, in 0 .. prompts − 1, of each response in a draw."""
+    """Return for each response the number of its prompt, in 0 .. prompts − 1, in the draw number `draw`."""
     drawn = np.frombuffer(random_stream.random_bytes(8 * responses, "rollout-prompts", *place, draw), dtype="<u8")
     return (drawn % np.uint64(prompts)).astype(np.int64)
 
@@ -70,13 +73,16 @@ def epoch_order(place: RolloutId, responses: int, epoch: int) -> TokenIds:
 
 
 def encode_rollouts(responses: Sequence[Sequence[int]]) -> bytes:
-    """Encode responses as a blob."""
+    """Return the blob with the encoded responses."""
     lengths, tokens = [len(response) for response in responses], [token for response in responses for token in response]
     return np.array([*lengths, *tokens], dtype="<u2").tobytes()
 
 
 def decode_rollouts(blob: bytes, bounds: RolloutLimits) -> list[TokenIds]:
-    """Decode a blob. Raises `RemoteProtocolError` unless it is canonical and within the limits of the job."""
+    """Return the responses in a blob.
+
+    Raises `RemoteProtocolError` unless the blob is canonical and within the limits of the job.
+    """
     if len(blob) % TOKEN_BYTES or len(blob) > bounds.bytes_max:
         raise _no_rollouts(f"{len(blob)} bytes")
     numbers = np.frombuffer(blob, dtype="<u2").astype(np.int64)
@@ -95,12 +101,12 @@ def decode_rollouts(blob: bytes, bounds: RolloutLimits) -> list[TokenIds]:
 
 
 def is_finished(response: TokenIds, stop: int | None) -> bool:
-    """Return True if a response ends with the stop token, or if there is none."""
+    """Return True if a response ends with the stop token, or if the job has no stop token."""
     return stop is None or int(response[-1]) == stop
 
 
 def read_rollouts(path: Path, bounds: RolloutLimits) -> list[TokenIds]:
-    """Decode a file like `decode_rollouts`. An oversized file is not read into memory."""
+    """Return the responses in a file, see `decode_rollouts`. An oversized file is not read into memory."""
     with path.open("rb") as file:
         return decode_rollouts(file.read(bounds.bytes_max + 1), bounds)
 
@@ -111,7 +117,7 @@ def _no_rollouts(detail: str) -> RemoteProtocolError:
 
 # Prompts ----------------------------------------------------------------------------------------------------------------
 
-DRAWS_MAX: Final = 16  # draws per response: all fail only if nearly every prompt is blocked
+DRAWS_MAX: Final = 16  # draws of a prompt per response: all draws fail only if nearly every prompt is blocked
 NO_PROMPT: Final = np.zeros(1, dtype=np.int64)
 
 
@@ -131,7 +137,10 @@ class TextWindows:
 
 @dataclass(frozen=True, slots=True)
 class PreferenceSetPrompts:
-    """Distinct prompts of the training pairs. `draw_prompts` uses the last `length` tokens of longer ones."""
+    """Distinct prompts of the training pairs of a preference set.
+
+    `draw_prompts` uses the last `length` tokens of longer prompts.
+    """
 
     pairs: TokenizedPairs
     length: int
@@ -150,9 +159,9 @@ def draw_prompts(
     source: TextWindows | PreferenceSetPrompts,
     blocks: Callable[[TokenIds], bool] = lambda tokens: False,
 ) -> list[TokenIds]:
-    """Draw the prompts of `count` responses by a hash, which everybody can verify.
+    """Draw the prompts of `count` responses by a hash, which everybody can verify, and return the prompts.
 
-    A prompt is drawn again if it is blocked, whole or truncated. After `DRAWS_MAX` draws the prompt is token 0.
+    A prompt is drawn again if `blocks` is true for the prompt, whole or truncated. After `DRAWS_MAX` draws the prompt is token 0.
     """
     found: dict[int, TokenIds] = {}
     for draw in range(DRAWS_MAX if len(source) else 0):
@@ -170,7 +179,8 @@ def draw_prompts(
 
 # Statistics -------------------------------------------------------------------------------------------------------------
 
-SCORE_VARIANCE: Final = 1e-4  # added: scores that differ by 1e-4 then give the same correlation within 0.01
+# added to the variance of scores: scores that differ by 1e-4 then give the same correlation within 0.01
+SCORE_VARIANCE: Final = 1e-4
 Floats = npt.NDArray[np.float64]
 
 
@@ -185,4 +195,4 @@ def length_score_correlation(lengths: Floats, scores: Floats) -> int:
     lengths, scores = lengths - lengths.mean(), scores - scores.mean()
     spread = np.sqrt(np.square(lengths).mean() * (np.square(scores).mean() + SCORE_VARIANCE))
     found = in_millionths(float((lengths * scores).mean() / spread)) if spread else 0
-    return max(-MILLIONTHS, min(MILLIONTHS, found))  # `in_millionths` returns FIGURE_MAX for NaN
+    return max(-MILLIONTHS, min(MILLIONTHS, found))  # clamped, because `in_millionths` returns FIGURE_MAX for NaN

@@ -1,4 +1,4 @@
-"""Rewards that are functions of this program. A job names one as `rule:NAME`, and cannot bring code.
+"""Rule rewards: functions of this program that score a response. A job names a rule as `rule:NAME`, and cannot bring code.
 
 All peers must compute the same score of a response. So a rule counts bytes and adds exact fractions, and does not use Unicode
 tables of the interpreter.
@@ -12,14 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-Reward = Callable[[Sequence[int], bytes], float]  # (tokens, text without the stop token) -> score of a response
+# function of a response's tokens and its text without the stop token that returns the score
+Reward = Callable[[Sequence[int], bytes], float]
 
 VOWELS: Final = b"aeiouAEIOU"
 LETTERS: Final = bytes(range(ord("A"), ord("Z") + 1)) + bytes(range(ord("a"), ord("z") + 1))
 
 TOY_VOCABULARY: Final = 6
-TOY_PROMPT: Final = 0  # the only prompt is this token
-TOY_LENGTH: Final = 5  # tokens of every response; there is no stop token
+TOY_PROMPT: Final = 0  # token that is the only prompt of the toy
+TOY_LENGTH: Final = 5  # tokens of every response of the toy, which has no stop token
 TOY_BETA: Final = 0.1
 TOY_RESPONSES: Final = TOY_VOCABULARY**TOY_LENGTH
 
@@ -27,9 +28,9 @@ TOY_RESPONSES: Final = TOY_VOCABULARY**TOY_LENGTH
 @dataclass(frozen=True, slots=True)
 class RewardRule:
     name: str
-    about: str  # description for people, one line
-    make: Callable[[int], Reward]  # takes the seed of the job
-    vocabulary: int | None = None  # required size of the vocabulary; None: any
+    about: str  # description for people in one line
+    make: Callable[[int], Reward]  # function of the job's seed that returns the reward
+    vocabulary: int | None = None  # required size of the model's vocabulary; None: any size
 
 
 def vowel_share(tokens: Sequence[int], text: bytes) -> float:
@@ -39,7 +40,10 @@ def vowel_share(tokens: Sequence[int], text: bytes) -> float:
 
 
 def bigram_table(seed: int) -> tuple[tuple[float, ...], ...]:
-    """Return A[a][b] of the toy, 6 × 6 numbers in −1..1. They are multiples of 2⁻³¹, so sums and quarters of them are exact."""
+    """Return the toy's table A[a][b] of scores of bigrams: 6 × 6 numbers in −1..1.
+
+    They are multiples of 2⁻³¹, so that the mean of four is exact.
+    """
     return tuple(tuple(_bigram(seed, a, b) for b in range(TOY_VOCABULARY)) for a in range(TOY_VOCABULARY))
 
 

@@ -1,4 +1,7 @@
-"""Objectives that learn from a set: reward models, instruction tuning and DPO. No torch."""
+"""Objectives that learn from a preference set or a set of responses: reward models, instruction tuning and DPO.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +23,23 @@ if TYPE_CHECKING:
     from training.data.token_sequences import TokenizedText
 
 SCORE_HEAD: Final = f"{HEAD}reward"
-# No gradient passes the head while it is zero. The update of a first round with one step would be so small that later updates
-# would exceed the bound on their ratio (`training.replicated.replicated_model.NORM_RATIO`).
+# Smallest number of local steps of a reward model. The score head begins as zero, and no gradient passes a zero head. So a first
+# round of one step would have a small update, and later updates would exceed the bound on the ratio of updates
+# (`training.replicated.replicated_model.NORM_RATIO`).
 STEPS_MIN: Final = 2
 NATS: Final = "held_out_nats_per_response_token"
-BETA: Final = 0.1  # Rafailov et al. 2023, section 6
-NEWLINE: Final = 10  # byte of a newline
+BETA: Final = 0.1  # default β of DPO: Rafailov et al. 2023, section 6
+NEWLINE: Final = 10  # default stop token: the byte of a newline
 
 Stop = Annotated[int, Between(0, VOCABULARY_MAX - 1)] | None
 
 
 class RecordObjective(Objective):
-    """Base of objectives whose data is a set, and whose steps draw records by a hash."""
+    """Base of objectives whose data is a set of records, and whose steps draw records by a hash."""
 
     module, version = MODULE, 1
-    reads_text = False  # the data is a set that all trainers share
-    contents: ClassVar[str] = "responses"  # name of the set's contents, for messages
+    reads_text = False  # all trainers share the set, and read no texts of their own
+    contents: ClassVar[str] = "responses"  # name of the set's records in messages
 
     def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
         if job.data is None:
@@ -49,14 +53,14 @@ class RecordObjective(Objective):
     def draw_examples(
         self, job: JobSpecProtocol, step: InnerStep, count: int, data: TokenizedText, declaration: Declaration | None = None
     ) -> npt.NDArray[np.int64]:
-        """Return the numbers of the drawn records."""
+        """Return the numbers of the records that an inner step draws."""
         from rlhf.data.tokenized_records import TokenizedPairs, TokenizedResponses
 
         assert isinstance(data, TokenizedPairs | TokenizedResponses)
         return self.draw_example_numbers(job, step, count, len(data.train_split))
 
     def draw_example_numbers(self, job: JobSpecProtocol, step: InnerStep, count: int, records: int) -> npt.NDArray[np.int64]:
-        """Draw numbers like `draw_examples`, from 0 .. records − 1."""
+        """Return the numbers that an inner step draws from 0 .. records − 1."""
         from rlhf.data.tokenized_records import draw_pairs
 
         return draw_pairs(*step.place, count=count, pairs=records, seed=job.seed)
@@ -93,7 +97,7 @@ class PairObjective(RecordObjective):
 
 
 class RewardModelObjective(PairObjective):
-    """Reward model whose score is the output of a head at the last token of a response (Ouyang et al. 2022, arXiv:2203.02155)."""
+    """Objective of a reward model that scores a response at its last token with a head (Ouyang et al. 2022, arXiv:2203.02155)."""
 
     name = "reward"
     score_head = SCORE_HEAD
@@ -126,7 +130,7 @@ class RewardModelObjective(PairObjective):
 
 
 class TrainableParameters(enum.StrEnum):
-    WORDS = "words"  # the embedding, the last norm and the head; layers stay as in the base
+    WORDS = "words"  # trains the embedding, the last norm and the head; layers stay as in the base
     ALL = "all"
 
 
@@ -134,14 +138,14 @@ class TrainableParameters(enum.StrEnum):
 class MeanRewardSettings:
     """Settings of a `reward-mean` job."""
 
-    # The layers of a small model memorize the noise of some thousands of pairs. On reviews the accuracy is 0.67, and 0.71 if the
-    # layers stay.
+    # The layers of a small model memorize the noise of some thousands of pairs. On pairs of reviews the accuracy is 0.67 with
+    # `all`, and 0.71 with `words`.
     learns: TrainableParameters = TrainableParameters.WORDS
     """`words`: embedding, last norm and head are trained, and layers stay as in the base. `all`: layers are trained, too."""
 
 
 class MeanRewardObjective(RewardModelObjective):
-    """Reward model whose score is the mean output of the head over all tokens of prompt and response.
+    """Objective of a reward model whose score is the mean output of a head over all tokens of prompt and response.
 
     The prompt is the same for both responses. A score at the last token alone teaches a policy how to end a text, and is less
     accurate (docs/experiments.md).
@@ -157,7 +161,7 @@ class MeanRewardObjective(RewardModelObjective):
         return super().spec_problem(job, settings)
 
     def draw_example_numbers(self, job: JobSpecProtocol, step: InnerStep, count: int, records: int) -> npt.NDArray[np.int64]:
-        """Draw pairs by epoch: a model memorizes the noise of pairs that repeat before others appear (docs/experiments.md)."""
+        """Return pair numbers, drawn by epoch. A model memorizes pairs that repeat before others appear (docs/experiments.md)."""
         from rlhf.data.tokenized_records import draw_pairs_by_epoch
 
         return draw_pairs_by_epoch(*step.place, steps=job.local_steps, count=count, pairs=records, seed=job.seed)
@@ -189,9 +193,9 @@ class DpoTerms:
 
 
 class SupervisedObjective(RecordObjective):
-    """Base of `instruct` and `dpo`: they have the tensors of a language model, and a stop token."""
+    """Base of the objectives `instruct` and `dpo`: their model is a language model, and their responses end with a stop token."""
 
-    refers_to_first = True  # `rlhf compare` samples from the first model
+    refers_to_first = True  # the job's first model is the reference of `rlhf compare`
 
     def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
         if problem := super().spec_problem(job, settings):
@@ -220,7 +224,7 @@ class InstructObjective(SupervisedObjective):
     def batch_arrays(
         self, job: JobSpecProtocol, drawn: npt.NDArray[np.int64], data: TokenizedText, declaration: Declaration | None = None
     ) -> tuple[npt.NDArray[Any], ...]:
-        """Return the arrays of `response_batch`, and the divisor of each response's nats.
+        """Return the arrays of `response_batch` for the drawn responses, and the divisor of each response's nats.
 
         The divisor is the mean number of tokens of all training responses, so all tokens have the same weight in any micro-batch.
         """
@@ -265,8 +269,8 @@ MEAN_REWARD: Final = MeanRewardObjective()
 INSTRUCT: Final = InstructObjective()
 DPO: Final = DpoObjective()
 MEAN: Final = "mean"
-REWARDS: Final = {"last": REWARD, MEAN: MEAN_REWARD}  # objectives by the tokens that give the score
+REWARDS: Final = {"last": REWARD, MEAN: MEAN_REWARD}  # objectives of reward models, by the tokens at which a text is scored
 REWARD_NAMES: Final = tuple(kind.name for kind in REWARDS.values())
 assert PPO.required_objectives == REWARD_NAMES
 PAIR_OBJECTIVES: Final = (*REWARD_NAMES, DPO.name)  # names of objectives that learn from a preference set
-OBJECTIVES: Final = (PPO, REWARD, MEAN_REWARD, INSTRUCT, DPO)  # all of this feature
+OBJECTIVES: Final = (PPO, REWARD, MEAN_REWARD, INSTRUCT, DPO)  # all objectives of the feature RLHF

@@ -25,17 +25,18 @@ from torch.nn import functional as F
 
 from rlhf.objectives.ppo import CLIP_RANGE, GAE_LAMBDA
 
-DISCOUNT = 1.0  # γ: responses are short, so all tokens count alike
-CENTRE_WEIGHT = 0.01  # pulls the scores of a reward model to a mean of zero, which preferences leave open
-WHITENING_EPSILON = 1e-8  # added to the variance
-DEVIATION_EPSILON = 1e-4  # added to the deviation of a group, whose responses may have equal scores
+DISCOUNT = 1.0  # discount factor γ: responses are short, so all tokens count alike
+# weight of the loss that pulls a reward model's scores to a mean of zero, which preferences do not determine
+CENTRE_WEIGHT = 0.01
+WHITENING_EPSILON = 1e-8  # added to the advantages' variance before the division
+DEVIATION_EPSILON = 1e-4  # added to the deviation of a group's rewards before the division: the responses may have equal scores
 
 
 # Log-probabilities --------------------------------------------------------------------------------------------------------
 
 
-class _LogProbability(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed
-    """log p[y] with a gradient that is exact to rounding, even for p[y] near 1 (decision 46)."""
+class _LogProbability(torch.autograd.Function):  # type: ignore[misc]  # mypy does not analyse torch
+    """Function log p[y] of logits, with a gradient that is exact to rounding, even for p[y] near 1 (decision 46)."""
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, y_N: Tensor) -> Tensor:
@@ -48,7 +49,8 @@ class _LogProbability(torch.autograd.Function):  # type: ignore[misc]  # torch i
         logp_NV, y_N = ctx.saved_tensors
         minus_p_NV, y_N1 = logp_NV.exp().neg_(), y_N[:, None]
         minus_p_NV.scatter_(1, y_N1, 0.0)
-        minus_p_NV.scatter_(1, y_N1, -minus_p_NV.sum(dim=1, keepdim=True))  # 1 − p[y], as the sum of the others
+        # 1 − p[y], as the sum of the other tokens' probabilities
+        minus_p_NV.scatter_(1, y_N1, -minus_p_NV.sum(dim=1, keepdim=True))
         return minus_p_NV.mul_(gradients[0][:, None]), None
 
 
@@ -59,7 +61,10 @@ def log_probabilities(logits_BTV: Tensor, tokens_BT: Tensor) -> Tensor:
 
 
 def kl_estimate_k3(logp_BT: Tensor, reference_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Estimate KL(π ‖ reference) of each response (B,): e^d − 1 − d with d = log reference − log π. For display only."""
+    """Return the estimate k3 of KL(π ‖ reference) for each response (B,): the sum of e^d − 1 − d with d = log reference − log π.
+
+    For display only.
+    """
     difference_BT = _only(reference_BT - logp_BT, mask_BT)
     return (torch.expm1(difference_BT) - difference_BT).sum(1)
 
@@ -81,7 +86,7 @@ def token_rewards(
 def gae_advantages(
     rewards_BT: Tensor, value_BT: Tensor, mask_BT: Tensor, *, discount: float = DISCOUNT, decay: float = GAE_LAMBDA
 ) -> tuple[Tensor, Tensor]:
-    """Return the advantages of GAE (equation 16) and the returns, the targets of the values: each (B, T), zero on padding.
+    """Return the advantages of GAE (equation 16) and the returns, which are the targets of the values: each (B, T), 0 on padding.
 
     `value_BT[:, t]` is the value before token t. The value after the last token is zero.
     """
@@ -97,7 +102,10 @@ def gae_advantages(
 
 
 def whiten_advantages(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Normalize to mean 0 and variance 1 over all tokens, zero on padding. Takes all rollouts of a trainer's round at once."""
+    """Return advantages normalized to mean 0 and variance 1 over all tokens; 0 on padding.
+
+    `x_BT`: all rollouts of a trainer in a round.
+    """
     x_BT, count = _only(x_BT, mask_BT), mask_BT.sum()
     centred_BT = _only(x_BT - x_BT.sum() / count, mask_BT)
     variance = centred_BT.square().sum() / (count - 1).clamp(min=1)
@@ -107,8 +115,9 @@ def whiten_advantages(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
 def group_advantages(total_B: Tensor, group: int, *, by_deviation: bool = False) -> Tensor:
     """Return the advantages of GRPO (B,): the total reward of a response minus the mean of its group.
 
-    A group is `group` adjacent responses to one prompt. `by_deviation` divides by the deviation of the group, as in the paper.
-    This gives more weight to prompts whose responses have similar scores (Liu et al. 2025, arXiv:2503.20783).
+    A group is `group` adjacent responses to one prompt. With `by_deviation`, the difference is divided by the deviation of the
+    group, as in the paper. The division gives more weight to prompts whose responses have similar scores (Liu et al. 2025,
+    arXiv:2503.20783).
     """
     total_GN = total_B.view(-1, group)
     centred_GN = total_GN - total_GN.mean(1, keepdim=True)
@@ -125,8 +134,8 @@ def policy_losses(
 ) -> Tensor:
     """Return the negated clipped surrogate of PPO (equation 7) for each token (B, T), zero on padding. `token_mean` reduces it.
 
-    The gradient of a token falls linearly to zero between the edge 1 ± `clip` of the ratio and `ramp` beyond it. In the paper it
-    jumps to zero at the edge.
+    The gradient of a token falls linearly to zero between the edge 1 ± `clip` of the ratio and `ramp` beyond it. In the paper the
+    gradient jumps to zero at the edge.
     """
     ratio_BT = torch.exp(_only(logp_BT - old_BT, mask_BT))
     advantage_BT = _only(advantage_BT, mask_BT)
@@ -149,19 +158,25 @@ def value_losses(
 
 
 def token_mean(x_BT: Tensor, mask_BT: Tensor, tokens: Tensor | int | None = None) -> Tensor:
-    """Return the mean over the response tokens. If these rows are a part of a batch, `tokens` is the divisor."""
+    """Return the mean of `x_BT` over the response tokens. If the rows are a part of a batch, the divisor is `tokens` instead."""
     return _only(x_BT, mask_BT).sum() / (mask_BT.sum() if tokens is None else tokens)
 
 
 def reward_model_losses(first_B: Tensor, second_B: Tensor, p_B: Tensor) -> Tensor:
-    """Return Bradley–Terry losses (B,) plus a pull to mean zero, from both scores and the probability p of the first response."""
+    """Return Bradley–Terry losses (B,) plus the loss that pulls scores to a mean of zero.
+
+    `first_B`, `second_B`: scores of the two responses. `p_B`: probability that the first response is better.
+    """
     return _preference_losses(first_B - second_B, p_B) + CENTRE_WEIGHT * (first_B + second_B).square()
 
 
 def dpo_losses(
     first_B: Tensor, second_B: Tensor, reference_first_B: Tensor, reference_second_B: Tensor, p_B: Tensor, *, beta: float
 ) -> Tensor:
-    """Return the losses of DPO (B,) (equation 7) from the log-probabilities of responses and the probability p of the first."""
+    """Return the losses of DPO (B,) (equation 7).
+
+    The arguments are log-probabilities of the two responses, and the probability `p_B` that the first response is better.
+    """
     return _preference_losses(beta * ((first_B - reference_first_B) - (second_B - reference_second_B)), p_B)
 
 
@@ -170,10 +185,11 @@ def _preference_losses(difference_B: Tensor, p_B: Tensor) -> Tensor:
 
 
 def _ramped_maximum(free: Tensor, clipped: Tensor, width: Tensor) -> Tensor:
-    """Return about the maximum of both. While `clipped` exceeds `free` by less than `width`, their gradients are interpolated.
+    """Return about the maximum of `free` and `clipped`.
 
-    Processors round differently, so a token can be on different sides of an edge at trainer and auditor. With a jump, it would
-    change the gradient of a step by far more than re-execution tolerates.
+    While `clipped` exceeds `free` by less than `width`, gradients are interpolated. Processors round differently, so a token can
+    be on different sides of an edge at the trainer and at the auditor. If the gradient jumped at the edge, such a token would
+    change a step's gradient by far more than re-execution tolerates.
     """
     inside = torch.minimum((clipped - free).clamp(min=0), width)
     return torch.maximum(free, clipped) - (inside - inside.square() / (2 * width.clamp(min=torch.finfo(width.dtype).tiny)))
@@ -184,5 +200,5 @@ def _only(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def _last(mask_BT: Tensor) -> Tensor:
-    """Return a mask (B, T) of the last token of each response."""
+    """Return the mask (B, T) that is true on the last token of each response."""
     return mask_BT & ~F.pad(mask_BT[:, 1:], (0, 1))

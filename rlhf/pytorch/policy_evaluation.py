@@ -1,10 +1,11 @@
-"""Evaluation of a tuned policy: of the toy exactly, of other policies by samples and their reward model.
+"""Evaluation of a tuned policy. The value of the toy policy is exact; other policies are measured by samples and their reward
+model.
 
 `python -m rlhf.pytorch.policy_evaluation BETA POLICY REFERENCE [REWARD TEXT PAIRS [TOKENIZER]]` prints JSON.
 
 | argument | meaning |
 |---|---|
-| BETA | β of the next round; ignored for the toy, which has the β of its job |
+| BETA | β of the next round; ignored for the toy, whose β is in its job |
 | POLICY, REFERENCE, REWARD | files of `training.formats.checkpoint`; without REWARD the policy is the toy |
 | TEXT | text with the prompts, of which the held-out part is used |
 | PAIRS | set of the reward model, of which the held-out part is used |
@@ -50,19 +51,19 @@ from training.job_spec import JobSpec
 from training.objectives import registry
 from training.replicated.tensor_layout import Float32Array
 
-SAMPLES: Final = 256  # prompts, each with a response of policy and reference: the mean has 1/16 of the deviation
-TOY_SAMPLES: Final = 64  # responses of policy and reference, for people to read
+# prompts, each with a response of the policy and of the reference: a mean over 256 has 1/16 of one response's deviation
+SAMPLES: Final = 256
+TOY_SAMPLES: Final = 64  # sampled responses of the toy policy and of its reference, for people to read
 Float64Array = npt.NDArray[np.float64]
 
 
-# The toy -----------------------------------------------------------------------------------------------------------------
-#
-# The toy is small enough to compute the value of any policy and the largest value exactly. Arrays have shape (7776,), in the
-# order of `toy_responses`.
+# The toy ----------------------------------------------------------------------------------------------------------------- The
+# toy task has 7776 possible responses: few enough to compute exactly the value of a policy and the largest value of all policies.
+# Arrays have shape (7776,), in the order of `toy_responses`.
 
 
 def toy_responses() -> npt.NDArray[np.int64]:
-    """Return all responses (7776, 5): the five-digit numbers in base six, ascending."""
+    """Return all responses to the toy's prompt (7776, 5): the five-digit numbers in base six, in ascending order."""
     return np.array(list(itertools.product(range(TOY_VOCABULARY), repeat=TOY_LENGTH)), dtype=np.int64)
 
 
@@ -73,7 +74,7 @@ def toy_rewards(seed: int) -> Float64Array:
 
 
 def policy_value(logp: Float64Array, reference: Float64Array, rewards: Float64Array, beta: float = TOY_BETA) -> float:
-    """Return J = E r − β·KL(policy ‖ reference), from the log-probability of each response under both."""
+    """Return J = E r − β·KL(policy ‖ reference) of a policy, from each response's log-probability under policy and reference."""
     return float(np.exp(logp) @ (rewards - beta * (logp - reference)))
 
 
@@ -83,13 +84,13 @@ def optimal_value(reference: Float64Array, rewards: Float64Array, beta: float = 
 
 
 def gap_closed(logp: Float64Array, reference: Float64Array, rewards: Float64Array, beta: float = TOY_BETA) -> float:
-    """Return (J − J_ref) / (J* − J_ref): 0 for the reference, 1 for the optimal policy."""
+    """Return the share of the possible improvement, (J − J_ref) / (J* − J_ref): 0 for the reference, 1 for the optimal policy."""
     start = policy_value(reference, reference, rewards, beta)
     return (policy_value(logp, reference, rewards, beta) - start) / (optimal_value(reference, rewards, beta) - start)
 
 
 def toy_log_probabilities(spec: JobSpec, parameters: Float32Array) -> Float64Array:
-    """Return the log-probability of each response."""
+    """Return the log-probability of each response of the toy under a model."""
     model, responses = _model(spec, parameters), torch.from_numpy(toy_responses())
     prompted = F.pad(responses[:, :-1], (1, 0), value=TOY_PROMPT)
     with torch.no_grad():
@@ -99,7 +100,7 @@ def toy_log_probabilities(spec: JobSpec, parameters: Float32Array) -> Float64Arr
 
 
 def toy_metrics(spec: JobSpec, parameters: Float32Array, first: Float32Array) -> PolicyMetrics:
-    """Measure a policy of the toy over all responses, without sampling."""
+    """Return exact metrics of a policy of the toy, over all responses instead of samples."""
     own: PpoSettings = spec.decoded_settings
     beta, rewards = own.beta, toy_rewards(spec.seed)
     logp, reference = toy_log_probabilities(spec, parameters), toy_log_probabilities(spec, first)
@@ -163,7 +164,7 @@ def _model(spec: JobSpec, parameters: Float32Array) -> GPT:
 
 
 def _prompts(text: TokenArray, length: int) -> Tensor:
-    """Return evenly spaced windows of a text (SAMPLES, length)."""
+    """Return prompts (SAMPLES, length): evenly spaced windows of a text."""
     starts = np.linspace(0, len(text) - length, SAMPLES).astype(np.int64)
     return torch.from_numpy(np.stack([text[start : start + length] for start in starts]).astype(np.int64))
 
@@ -186,7 +187,7 @@ def _score(scorer: NormalizedRewardModel, prompts_BP: Tensor, responses: list[li
 
 
 def _logp(model: GPT, prompts_BP: Tensor, responses: list[list[int]]) -> float:
-    """Return the mean log-probability of a response: the sum over its tokens, averaged over the responses."""
+    """Return the mean over the responses of their log-probability, which is a sum over tokens."""
     lengths = list(map(len, responses))
     tokens_BT = _padded(responses, max(lengths))
     passed = rollout_passes.forward_pass(

@@ -1,4 +1,4 @@
-"""PPO in the worker: it samples responses, declares them, verifies declarations, and trains."""
+"""PPO and GRPO in the worker: sampling and declaration of responses, verification of declarations, and training."""
 
 from __future__ import annotations
 
@@ -41,10 +41,12 @@ from training.engines.pytorch.model import GPT
 from training.objectives.objective import Declaration, RejectionReason
 from training.replicated.tensor_layout import Float32Array
 
-EPSILON: Final = 2.0**-10  # tolerated lead of another token: logits differ by about 1e-5 between processors
-# twice the effect of `FIGURE_TOLERANCE` in each score: `rlhf.objectives.rollouts.SCORE_VARIANCE`
+# tolerated lead of another token over the sampled one, in logits: they differ by about 1e-5 between processors
+EPSILON: Final = 2.0**-10
+# tolerance of the length correlation: twice the effect of a FIGURE_TOLERANCE in each score, see
+# `rlhf.objectives.rollouts.SCORE_VARIANCE`
 CORRELATION_TOLERANCE: Final = 0.02
-FIGURE_TOLERANCE: Final = 1e-4  # tolerance of sums, per token or response: no setting depends on less
+FIGURE_TOLERANCE: Final = 1e-4  # tolerance of declared sums, per token or response: no setting depends on smaller differences
 
 
 def ppo_loss(
@@ -59,7 +61,7 @@ def ppo_loss(
     old_value_BT: Tensor,
     return_BT: Tensor,
 ) -> Tensor:
-    """Return the clipped policy loss, plus the value loss if there is a value head. Both are means over tokens."""
+    """Return the clipped policy loss, for PPO plus the weighted value loss. Each loss is a mean over tokens."""
     own: PpoSettings = model.job.decoded_settings
     features_BTC = rollout_passes.response_features(model, x_BS, begin_B, tokens_BT.shape[1])
     logp_BT = losses.log_probabilities(model.logits(features_BTC), tokens_BT)
@@ -73,7 +75,7 @@ def ppo_loss(
 
 @dataclass(frozen=True, slots=True)
 class _ScoredRollouts:
-    """A trainer's responses with the outputs of the round's model, of the reference and of the reward."""
+    """A trainer's responses in a round, with outputs of the round's model and the reference, and scores of the reward."""
 
     key: tuple[RolloutId, bytes]
     responses: Sequence[TokenIds]
@@ -85,20 +87,22 @@ class _ScoredRollouts:
     reference_BT: Tensor
     value_BT: Tensor
     score_B: Tensor
-    excess_BT: Tensor | None  # `rollout_passes.ForwardPassResult`
+    excess_BT: Tensor | None  # see `rollout_passes.ForwardPassResult`; None: not computed
     blocked: int
 
 
 class PpoDeclarer:
-    """Implements `training.replay.proposal_replay.Declarer`."""
+    """Declarer of responses for PPO and GRPO: an implementation of `training.replay.proposal_replay.Declarer`."""
 
     def __init__(self, engine: TorchDeclaringEngine) -> None:
         self._engine, self._spec = engine, engine.spec
         self._own: PpoSettings = engine.spec.decoded_settings
         self._bounds = PPO.rollout_limits(engine.spec, self._own)
-        self._scorer: NormalizedRewardModel | None = None  # made at the first use, once the engine has the reward model
-        self._asked: tuple[RolloutId, list[TokenIds]] | None = None  # the last drawn prompts
-        self._last: _ScoredRollouts | None = None  # cached, because a proposal is used several times in a row
+        # reward model, created at its first use: only then the engine has its parameters
+        self._scorer: NormalizedRewardModel | None = None
+        self._asked: tuple[RolloutId, list[TokenIds]] | None = None  # prompts of the last draw
+        # responses of the last proposal, cached because successive calls use the same proposal
+        self._last: _ScoredRollouts | None = None
 
     def make_declaration(
         self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress = lambda: None
@@ -175,7 +179,10 @@ class PpoDeclarer:
     def _known(
         self, parameters: Float32Array, place: RolloutId, blob: bytes, path: Path, on_step: OnProgress, is_checked: bool = False
     ) -> _ScoredRollouts:
-        """Score the responses of a blob. Raises `RemoteProtocolError` for an invalid blob."""
+        """Read the responses in a blob, and return them with log-probabilities and scores.
+
+        Raises `RemoteProtocolError` for an invalid blob.
+        """
         last = self._last
         if last is not None and last.key == (place, blob) and (last.excess_BT is not None or not is_checked):
             return last
@@ -198,7 +205,7 @@ class PpoDeclarer:
         )
         score_B = self._scores(whole_BS, begins, responses, on_step)
         blocked = [False] * len(responses)
-        if self._own.blocklist is not None:  # blocked responses get the lowest score, instead of their reward
+        if self._own.blocklist is not None:  # blocked responses get the lowest score in place of their reward
             blocked = [self._blocks_response(*row, on_step) for row in zip(asked, responses, strict=True)]
             score_B[torch.tensor(blocked)] = -self._own.score_clip
         self._last = _ScoredRollouts(
@@ -230,7 +237,7 @@ class PpoDeclarer:
         return self._scorer.scores(whole_BS, torch.tensor(last), on_step)
 
     def _said(self, response: TokenIds) -> TokenIds:
-        """Return the response without its stop token."""
+        """Return a response without its stop token."""
         stop = self._own.stop_token
         return response[:-1] if stop is not None and is_finished(response, stop) else response
 
@@ -238,7 +245,7 @@ class PpoDeclarer:
         return self._engine.tokenizer.decode([int(token) for token in tokens])
 
     def _prompts(self, place: RolloutId, on_step: OnProgress) -> list[TokenIds]:
-        """Return the prompt of each response."""
+        """Return the prompt of each response of a trainer in a round, drawn from the prompt source."""
         if self._asked is not None and self._asked[0] == place:
             return self._asked[1]
         text, own, count = self._engine.tokens.train, self._own, self._bounds.responses

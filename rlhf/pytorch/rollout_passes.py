@@ -1,7 +1,8 @@
 """Sampling of responses from a model, and a forward pass over given responses.
 
-Axes: B responses, R some of them, T tokens of a response, S inputs (longest prompt and T − 1 tokens), V vocabulary, C features.
-Prompts may differ in length. A row is a prompt, its response, and padding at the end, which has no effect on causal attention.
+Axes: B responses, R responses of one pass, T tokens of a response, S inputs (longest prompt and T − 1 tokens), V vocabulary, C
+features. Prompts may differ in length. A row of inputs is a prompt, its response, and padding at the end, which has no effect on
+causal attention.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from training.engines.pytorch.layers import KVCache
 from training.engines.pytorch.model import GPT
 from training.replicated.tensor_layout import Float32Array
 
-SAMPLED_AT_ONCE = 64  # responses that share one pass over the weights
-NUMBERS_AT_ONCE = 1 << 20  # elements of the largest tensor of a pass: 4 MB
+SAMPLED_AT_ONCE = 64  # responses that are sampled together, with one pass over the weights per token
+NUMBERS_AT_ONCE = 1 << 20  # largest number of elements of a tensor in a pass: 4 MB
 
-Noise = Callable[[Iterable[tuple[int, int]]], Float32Array]  # tokens as (response, position) -> noise (tokens, V)
+# function of tokens, each (number of the response, position), that returns their noise (tokens, V)
+Noise = Callable[[Iterable[tuple[int, int]]], Float32Array]
 
 
 def sample_responses(
     model: GPT, prompts: Sequence[TokenIds], noise: Noise, bounds: RolloutLimits, on_token: OnProgress
 ) -> list[list[int]]:
-    """Sample a response to each prompt. Each token is the argmax of logits plus noise."""
+    """Sample a response to each prompt and return the responses. Each token is the argmax of the logits plus the noise."""
     responses: list[list[int]] = [[] for _ in prompts]
     rows = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
     with torch.no_grad():
@@ -45,14 +47,15 @@ def sample_responses(
 def _sample_part(
     model: GPT, prompts: Sequence[TokenIds], rows: Sequence[int], noise: Noise, bounds: RolloutLimits, on_token: OnProgress
 ) -> list[list[int]]:
-    """Sample responses to prompts in ascending order of their lengths.
+    """Sample responses to prompts, which are in ascending order of their lengths. `rows`: the responses' numbers for the noise.
 
-    All rows are at the same position. Longer prompts still feed their own tokens while shorter ones have begun their responses.
+    All sequences are at the same position: the model still reads longer prompts while it samples responses to shorter ones.
     """
     responses: list[list[int]] = [[] for _ in prompts]
     at, longest = len(prompts[0]), len(prompts[-1])
-    spec = replace(model.spec, context=longest + bounds.tokens_max)  # enough for the cache
-    going, cache = list(range(len(prompts))), KVCache(spec, len(prompts), model.device)  # rows of the cache
+    spec = replace(model.spec, context=longest + bounds.tokens_max)  # context of the cache: the longest prompt and response
+    # numbers of the prompts in the rows of the cache
+    going, cache = list(range(len(prompts))), KVCache(spec, len(prompts), model.device)
     pending = torch.from_numpy(np.stack([prompt[:at] for prompt in prompts]))
     while going:
         logits_BV = model.logits(model.features(pending.to(model.device), cache, last=1)[:, -1]).cpu()
@@ -74,11 +77,11 @@ def _sample_part(
 
 
 def response_features(model: GPT, x_BS: Tensor, begin_B: Tensor, tokens: int) -> Tensor:
-    """Return the features (B, T, C) that predict each of T tokens of the responses, which start at `begin_B`.
+    """Return the features (B, T, C) that predict each token of the responses. The responses start at the positions `begin_B`.
 
     Features after the last input are arbitrary.
     """
-    unseen = int(begin_B.min()) - 1  # first positions, which predict no response token
+    unseen = int(begin_B.min()) - 1  # number of first positions, which predict no response token
     features_BSC = model.features(x_BS, last=x_BS.shape[1] - unseen)
     at_BT = (begin_B[:, None] - 1 - unseen + torch.arange(tokens, device=x_BS.device)).clamp(max=features_BSC.shape[1] - 1)
     return features_BSC.gather(1, at_BT[:, :, None].expand(-1, -1, features_BSC.shape[2]))
@@ -86,9 +89,9 @@ def response_features(model: GPT, x_BS: Tensor, begin_B: Tensor, tokens: int) ->
 
 @dataclass(frozen=True, slots=True)
 class ForwardPassResult:
-    logp_BT: Tensor  # log-probability of each response token; padding is arbitrary in all these tensors
-    value_BT: Tensor  # value before each token; zero if the model has no value head
-    excess_BT: Tensor | None  # maximum of logit plus noise, minus that of the response's token; None: no noise given
+    logp_BT: Tensor  # log-probability of each response token; padding is arbitrary, as in the other tensors
+    value_BT: Tensor  # estimated value before each token; zero if the model has no value head
+    excess_BT: Tensor | None  # maximum of logit + noise less logit + noise of the response's token; None: no noise was given
 
 
 def forward_pass(
@@ -99,7 +102,7 @@ def forward_pass(
     head: str,
     on_part: OnProgress,
     noise: Noise | None = None,
-    begin_B: Tensor | None = None,  # length of each prompt; None: all have the same
+    begin_B: Tensor | None = None,  # length of each prompt; None: all prompts have the same length
 ) -> ForwardPassResult:
     """Compute log-probabilities, values and excesses of all responses, in parts of similar length.
 
@@ -108,7 +111,8 @@ def forward_pass(
     logp_BT, value_BT = torch.zeros(tokens_BT.shape), torch.zeros(tokens_BT.shape)
     excess_BT = None if noise is None else torch.zeros(tokens_BT.shape)
     begin_B = torch.full((len(x_BS),), x_BS.shape[1] - tokens_BT.shape[1] + 1) if begin_B is None else begin_B
-    end_B = (begin_B - 1 + torch.tensor(lengths)).tolist()  # number of inputs of each row
+    # number of inputs of each response: prompt and tokens before the last one
+    end_B = (begin_B - 1 + torch.tensor(lengths)).tolist()
     by_end, done = sorted(range(len(end_B)), key=end_B.__getitem__, reverse=True), 0
     with torch.no_grad():
         while done < len(by_end):
@@ -131,7 +135,7 @@ def forward_pass(
 
 
 def _excess(logits_RTV: Tensor, tokens_RT: Tensor, responses: Sequence[tuple[int, int]], noise: Noise) -> Tensor:
-    """Return the excess (R, T) of responses, each given by its number and length."""
+    """Return `ForwardPassResult.excess_BT` of some responses (R, T). `responses`: number and length of each."""
     excess_RT, device = torch.zeros(tokens_RT.shape), logits_RTV.device
     at_once = max(1, NUMBERS_AT_ONCE // logits_RTV.shape[2])
     for row, (number, length) in enumerate(responses):

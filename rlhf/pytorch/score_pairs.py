@@ -1,4 +1,4 @@
-"""The process of `peer rlhf score`: `python -m rlhf.pytorch.score_pairs MODEL FILE [TOKENIZER]` prints JSON lines."""
+"""The child process of `peer rlhf score`: `python -m rlhf.pytorch.score_pairs MODEL FILE [TOKENIZER]` prints JSON lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ PAIRS_AT_ONCE = 32
 
 
 def score_pairs(model: Path, file: Path, tokenizer: Path | None) -> Iterator[tuple[float, float]]:
-    """Yield (score of the chosen response, score of the rejected one) of each pair. Raises `UserError` for invalid files."""
+    """Yield for each pair of a file the scores of the chosen and of the rejected response.
+
+    Raises `UserError` for invalid files.
+    """
     spec, parameters, _ = checkpoint.read_checkpoint(model)
     if spec.objective not in REWARD_NAMES:
         scoring = " or ".join(map(repr, REWARD_NAMES))

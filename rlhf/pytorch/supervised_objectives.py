@@ -1,4 +1,4 @@
-"""Objectives that learn from sets, in the worker: scores, losses, and metrics on held-out records.
+"""Supervised objectives in the worker (reward models, `instruct`, `dpo`): scores, losses, and metrics on held-out records.
 
 Axes: N pairs, 2 responses of each, B texts, S tokens of a text, C features.
 """
@@ -24,9 +24,10 @@ from training.engines.pytorch.engine import TorchEngine
 from training.engines.pytorch.model import GPT
 from training.job_spec import JobSpec
 
-TOKENS_AT_ONCE: Final = 8_192  # tokens per forward pass without training
-DEVIATION_MIN: Final = 1e-2  # scores differ by 1e-6 between processors: divided by this, the difference is still tolerated
-BINS: Final = 10  # bins of probabilities
+TOKENS_AT_ONCE: Final = 8_192  # tokens in a forward pass without gradients
+# smallest divisor of scores: they differ by 1e-6 between processors, and the quotients differ by less than re-execution tolerates
+DEVIATION_MIN: Final = 1e-2
+BINS: Final = 10  # bins of probabilities in the calibration error
 Floats = npt.NDArray[np.floating[Any]]
 
 
@@ -38,13 +39,13 @@ def calibration_error(chances: Floats, p: Floats) -> float:
     """
     said, right = np.concatenate([chances, 1 - chances]).astype(np.float64), np.concatenate([p, 1 - p]).astype(np.float64)
     bins = np.minimum((said * BINS).astype(np.int64), BINS - 1)
-    # Each bin contributes its share of the pairs times the difference between its mean probability and its mean p.
+    # Each bin contributes its share of the pairs × |mean probability − mean p| of the bin.
     gaps = np.bincount(bins, weights=said - right, minlength=BINS)
     return float(np.abs(gaps).sum() / len(said))
 
 
 def text_scores(model: GPT, x_BS: Tensor, last_B: Tensor) -> Tensor:
-    """Return the score of each text (B,): at its last token, or the mean over its tokens for `reward-mean`.
+    """Return the reward model's score of each text (B,): at its last token, or the mean over its tokens for `reward-mean`.
 
     Attention is causal, so padding after the last token has no effect.
     """
@@ -61,14 +62,17 @@ def reward_loss(model: GPT, x_N2S: Tensor, last_N2: Tensor, p_N: Tensor) -> Tens
 
 
 def scores_of_pairs(model: GPT, x_N2S: Tensor, last_N2: Tensor) -> Tensor:
-    """Return the scores (N, 2) of pairs without gradients. Takes and returns tensors on the CPU."""
+    """Return the scores (N, 2) of the responses of pairs, without gradients. Arguments and results are on the CPU."""
     with torch.no_grad():
         texts = (tensor.flatten(0, 1).to(model.device) for tensor in (x_N2S, last_N2))
         return text_scores(model, *texts).view(-1, 2).cpu()
 
 
 def held_out_scores(model: GPT, tokens: TokenizedPairs, on_step: OnProgress) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (scores (N, 2), p (N,)) of the measured held-out pairs, always in the same parts."""
+    """Yield (scores (N, 2), p (N,)) of the held-out pairs that are measured.
+
+    The parts are always the same, for reproducible bits.
+    """
     for chosen in _held_out(tokens, model.spec.context):
         x_N2S, last_N2, p_N = map(torch.from_numpy, pair_batch(tokens.held_out, tokens.held_out_split, chosen))
         yield scores_of_pairs(model, x_N2S, last_N2), p_N
@@ -76,9 +80,10 @@ def held_out_scores(model: GPT, tokens: TokenizedPairs, on_step: OnProgress) -> 
 
 
 class NormalizedRewardModel:
-    """A finished reward model whose scores have mean 0 and deviation 1 over the held-out responses.
+    """A finished reward model with scores that have mean 0 and deviation 1 over the held-out responses.
 
-    So `beta` and `score_clip` have the same effect with every model. Without held-out pairs the scores are not normalized.
+    Therefore `beta` and `score_clip` have the same effect with every reward model. Without held-out pairs the scores are not
+    normalized.
     """
 
     def __init__(self, other: RequiredModel, on_step: OnProgress, device: torch.device = CPU) -> None:
@@ -102,7 +107,7 @@ class NormalizedRewardModel:
 
 
 def reward_metrics(model: GPT, spec: JobSpec, tokens: TokenizedText, on_step: OnProgress) -> Mapping[str, float]:
-    """Return the statistics of the set, and metrics of a reward model on held-out pairs (`preference_metrics`)."""
+    """Return the statistics of a preference set, and the `preference_metrics` of a reward model on its held-out pairs."""
     assert isinstance(tokens, TokenizedPairs)
     parts = list(held_out_scores(model, tokens, on_step))
     if not parts:
@@ -112,12 +117,13 @@ def reward_metrics(model: GPT, spec: JobSpec, tokens: TokenizedText, on_step: On
 
 
 def preference_metrics(d_N: Tensor, p_N: Tensor) -> dict[str, float]:
-    """Return metrics from the differences of scores and p, the probability by people.
+    """Return accuracy, calibration error and number of pairs.
 
-    The accuracy is the share of pairs whose better response scores higher. Equal scores count half, and ties of people are left
-    out. The metric is missing if all pairs are ties. The calibration error is over all pairs.
+    `d_N`: score differences. `p_N`: share of people for the first response. The accuracy is the share of pairs whose better
+    response scores higher. Equal scores count half, and ties of people are left out. The accuracy is missing if all pairs are
+    ties. The calibration error is over all pairs.
     """
-    d_N = torch.nan_to_num(d_N)  # NaN of a diverged model counts as equal scores
+    d_N = torch.nan_to_num(d_N)  # NaN scores of a diverged model count as equal scores
     right_N = ((1 + torch.sign(d_N) * torch.sign(p_N - 0.5)) / 2)[p_N != 0.5]
     found = {CALIBRATION: calibration_error(torch.sigmoid(d_N).numpy(), p_N.numpy()), PAIRS: float(len(right_N))}
     return ({ACCURACY: float(right_N.double().mean())} if len(right_N) else {}) | found
@@ -154,7 +160,7 @@ def dpo_loss(model: GPT, x_N2S: Tensor, y_N2S: Tensor, mask_N2S: Tensor, referen
 
 
 def dpo_figures(model: GPT, spec: JobSpec, tokens: TokenizedText, on_step: OnProgress) -> Mapping[str, float]:
-    """Return the metrics of a reward model for the implicit reward: β times the log-ratio of policy and reference."""
+    """Return `preference_metrics` of the implicit reward of `dpo`: β times the log-ratio of policy and reference."""
     assert isinstance(tokens, TokenizedResponses)
     differences, ps = list[Tensor](), list[Tensor]()
     for chosen in _held_out(tokens, spec.model.context):
@@ -168,10 +174,10 @@ def dpo_figures(model: GPT, spec: JobSpec, tokens: TokenizedText, on_step: OnPro
 
 
 def fill_reference_log_probabilities(engine: TorchEngine, drawn: npt.NDArray[np.int64] | None, on_step: OnProgress) -> None:
-    """Compute missing log-probabilities of these pairs under the reference, and store them in the data.
+    """Compute the missing log-probabilities of pairs under the reference, and store them in the engine's data.
 
-    `drawn` is None for the measured held-out pairs. Each pair is computed once, and an auditor computes only pairs of the rounds
-    that it re-executes.
+    `drawn`: numbers of training pairs; None: the held-out pairs that are measured. Each pair is computed once, and an auditor
+    computes only pairs of the rounds that it re-executes.
     """
     data, kept = engine.tokens, engine.read_parameters()
     assert isinstance(data, TokenizedResponses) and engine.first_parameters is not None
@@ -197,14 +203,14 @@ def _logp_of_pairs(model: GPT, x_N2S: Tensor, y_N2S: Tensor, mask_N2S: Tensor) -
 
 
 def _held_out(tokens: TokenizedPairs | TokenizedResponses, context: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield numbers of the measured held-out records, always in the same parts."""
+    """Yield the numbers of the held-out records that are measured, always in the same parts."""
     chosen = _chosen(tokens)
     for start in range(0, len(chosen), _at_once(context)):
         yield chosen[start : start + _at_once(context)]
 
 
 def _chosen(tokens: TokenizedPairs | TokenizedResponses) -> npt.NDArray[np.int64]:
-    """Return the numbers of the held-out records to measure, evenly spaced."""
+    """Return the numbers of the held-out records that are measured: at most MEASURED_PAIRS_MAX, evenly spaced."""
     count = min(len(tokens.held_out_split), MEASURED_PAIRS_MAX)
     return np.linspace(0, max(0, len(tokens.held_out_split) - 1), count).astype(np.int64)
 
