@@ -1,4 +1,4 @@
-"""The pairs that people decided in a project. Every voter derives the same pairs from equal states and pages."""
+"""Derivation of the pairs that people decided in a project. Every voter derives the same pairs from equal states and pages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def decided_pairs(state: CurationState, project: bytes, height: int, page: PageO
     `page` returns the tasks of a page by its key and row, or None if the blob is not a valid page. Pairs with two bad responses
     and redacted pairs are left out. p is the first response's share of the votes, where a tie counts as half. The labelled
     response gets at least 1/2, because the label weighs the votes and can change when the project closes. It gets 1 if a
-    reviewer decided without votes. Raises `UserError` if this is not a project of pairs.
+    reviewer decided without votes. Raises `UserError` if the project does not compare pairs.
     """
     pairs: list[PreferencePair] = []
     for key, entry, settled in decided_pages(state, project, height):

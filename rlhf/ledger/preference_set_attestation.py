@@ -33,15 +33,16 @@ from protocol.codec import Count, Digest, Key, Length
 from protocol.errors import UserError
 from protocol.limits import VOTERS_MAX
 
-Row = tuple[int, bytes, TaskRow]  # a pair: index in its page, id of its task, row of its task
+Row = tuple[int, bytes, TaskRow]  # settled task with a pair: index in its page, task id, row
 NO_PROJECT: Final = "{} does not compare pairs: preferences need a project of pairs"
-SETS_KEPT_MAX: Final = 64  # decided sets without a known job or plan; the others stay, because their redactions count
+# decided sets that no known job or plan uses: used sets stay in any case, because their redactions count
+SETS_KEPT_MAX: Final = 64
 
 
 def decided_pages(state: CurationState, project: bytes, height: int) -> Iterator[tuple[bytes, TaskPageRow, list[Row]]]:
-    """Yield each page of a project with pairs that were decided up to `height`: its key, its row and these pairs.
+    """Yield each page of a project that has pairs decided up to `height`: key of the page, its row, and these pairs.
 
-    Raises `UserError` if this is not a project of pairs.
+    Raises `UserError` if the project does not compare pairs.
     """
     row = state.projects.get_record(project)
     if row is None or row.spec.kind is not QuestionKind.PAIR:
@@ -64,7 +65,7 @@ def is_decided_comparison(row: TaskRow, height: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PreferenceSetSource:
-    """Origin of a set in a project."""
+    """Origin of a preference set: a project, and a height of its labels."""
 
     project: Digest
     height: Count  # the set has the pairs that were decided up to this height
@@ -73,15 +74,15 @@ class PreferenceSetSource:
 
 @dataclass(frozen=True, slots=True)
 class AttestPreferenceSet:
-    """`rlhf/attest-set`, by a voter: the set that it derived."""
+    """`rlhf/attest-set`, by a voter: attests the preference set that the voter derived for a plan."""
 
     plan: Digest
-    set: Digest | None  # digest of the manifest; None: no set results from the project
+    set: Digest | None  # digest of the derived set's manifest; None: the project gives no set
 
 
 @dataclass(frozen=True, slots=True)
 class PreferenceSetClaim:
-    """The set that a plan's author named, and the voters' attestations so far."""
+    """Claim of a plan's author that a set follows from a project, with the voters' attestations so far."""
 
     source: PreferenceSetSource
     set: Digest
@@ -94,8 +95,8 @@ class PreferenceSetClaim:
 class AttestedPreferenceSet:
     source: PreferenceSetSource
     decided_height: Count
-    redactions_seen: Count  # see PreferenceSetClaim
-    redacted: Count = 0  # tasks of the set that were redacted after the decision
+    redactions_seen: Count  # number of redactions, in all projects, that `redacted` has taken into account
+    redacted: Count = 0  # number of pairs of the set that were redacted after the decision
 
 
 class ClaimStatus(enum.Enum):
@@ -122,14 +123,17 @@ def create_claim(view: StateReader, source: PreferenceSetSource, named: bytes, h
 
 
 def current_voters(members: MembersState) -> tuple[bytes, ...]:
-    """Return the current keys of the voters. A voter votes with its old key for some heights after a rotation."""
+    """Return the current keys of the voters.
+
+    `MembersState.voters` has a voter's old key for some heights after a key rotation.
+    """
     return tuple(sorted(map(members.current_key, members.voters)))
 
 
 def add_attestation(
     claim: PreferenceSetClaim | None, voters: Sequence[bytes], voter: bytes, found: bytes | None
 ) -> PreferenceSetClaim:
-    """Add the attestation of a voter, and drop those of former voters. Raises `Refused`."""
+    """Return the claim with a voter's attestation added, and without attestations of former voters. Raises `Refused`."""
     if claim is None or claim.is_decided:
         raise Refused("no plan waits for this preference set")
     if voter not in voters:
@@ -143,7 +147,7 @@ def add_attestation(
 def tally_claim(
     claim: PreferenceSetClaim, voters: Sequence[bytes], curation: CurationState
 ) -> tuple[PreferenceSetClaim, ClaimStatus]:
-    """Apply the table in the docstring of this module."""
+    """Return a claim after a block with its status, by the table in the docstring of this module."""
     known = VoterSet.from_keys(voters)
     spoken = [claim.attestations[voter] for voter in voters if voter in claim.attestations]
     agree = sum(found == claim.set for found in spoken)
@@ -157,7 +161,7 @@ def tally_claim(
 
 
 def redacted_since(curation: CurationState, source: PreferenceSetSource, seen: int) -> int:
-    """Count the pairs of a set among the redactions after the first `seen`."""
+    """Return the number of pairs of a set among the redactions from number `seen` on."""
     found = 0
     for place in range(seen, curation.redacted):
         redaction = curation.redactions.get_record(redaction_key(place))
@@ -173,7 +177,7 @@ def redacted_since(curation: CurationState, source: PreferenceSetSource, seen: i
 def update_attested_sets(
     sets: Mapping[bytes, AttestedPreferenceSet], curation: CurationState, named: Set[bytes]
 ) -> dict[bytes, AttestedPreferenceSet]:
-    """Count new redactions in each set, and drop the oldest sets outside `named` beyond `SETS_KEPT_MAX`."""
+    """Return the decided sets with their new redactions counted. Sets in `named` stay, and the SETS_KEPT_MAX newest others."""
     others = sorted(sets.keys() - named, key=lambda key: (sets[key].decided_height, key))
     kept = sets.keys() - set(others[: max(0, len(others) - SETS_KEPT_MAX)])
     counted = {key: redacted_since(curation, sets[key].source, sets[key].redactions_seen) for key in sorted(kept)}

@@ -45,7 +45,7 @@ from rlhf.objectives.ppo import MODULE, PPO, PpoSettings, RolloutDeclaration, ex
 from training.api.job_notes import FAILURE_ALERT_HEIGHTS
 from training.job_spec import AuditMode, JobSpec
 
-# kept sets, and one for each job and running plan
+# Largest number of preference sets in the state: SETS_KEPT_MAX unused sets, and one for each job and each running plan.
 SETS_MAX: Final = (
     preference_set_attestation.SETS_KEPT_MAX + RUNNING_MAX + FINISHED_KEPT_MAX + QUEUE_MAX + tuning_plans.PLANS_RUNNING_MAX
 )
@@ -57,7 +57,7 @@ class RlhfState:
     plans: Annotated[dict[Digest, TuningPlan], Length(0, tuning_plans.PLANS_RUNNING_MAX + tuning_plans.PLANS_KEPT_MAX)] = field(
         default_factory=dict
     )
-    # by digest of the manifest, as in a job's `data`
+    # decided preference sets, by digest of the manifest, which is a job's `data`
     sets: Annotated[dict[Digest, AttestedPreferenceSet], Length(0, SETS_MAX)] = field(default_factory=dict)
 
     def running_plans(self) -> dict[bytes, TuningPlan]:
@@ -74,7 +74,7 @@ class RlhfModule(Module[RlhfState]):
         "rlhf/resume": ResumePlan,
         "rlhf/cancel": CancelPlan,
     }
-    # A start reads all members that can train, like the start of a job.
+    # Like the start of a job, the start of a plan reads all members that can train.
     costs: ClassVar[Mapping[str, int]] = {"rlhf/start": 64} | dict.fromkeys(
         ("rlhf/attest-set", "rlhf/report-accuracy", "rlhf/pause", "rlhf/resume", "rlhf/cancel"), 2
     )
@@ -129,9 +129,9 @@ class RlhfModule(Module[RlhfState]):
         raise AssertionError(said.content)
 
     def start_refusal(self, plan: TuningPlan, view: StateReader, height: int) -> str:
-        """Return why a block at this height would refuse the due job of a running plan.
+        """Return the reason why a block at this height would refuse the due job of a running plan.
 
-        Empty: the block would start or queue the job, or no job is due.
+        Empty: the block would start or queue the job, or no job of the plan is due.
         """
         wanted = tuning_plans.plan_requests(plan, view.module_state(MembersState).current_key(plan.author))
         try:
@@ -142,7 +142,7 @@ class RlhfModule(Module[RlhfState]):
         return ""
 
     def settle_block(self, state: RlhfState, view: StateReader, context: BlockContext) -> StateChange:
-        """Decide sets, advance plans, request their due jobs, and retain the models that audits need."""
+        """Decide preference sets, advance plans, request the plans' due jobs, and retain the models that audits need."""
         jobs, members = view.module_state(JobsState), view.module_state(MembersState)
         voters = preference_set_attestation.current_voters(members)
         state = _decided(state, view, context.height) if runs_curation(view) else state
@@ -155,7 +155,7 @@ class RlhfModule(Module[RlhfState]):
                 facts.append(JobHalt(plan.current.job, author))
             elif plan.phase is PlanPhase.RUNNING and members.is_current_key(author):
                 facts += tuning_plans.plan_requests(plan, author)
-            elif plan.phase is PlanPhase.RUNNING:  # the author is expelled: later stages do not start, and a paused job ends
+            elif plan.phase is PlanPhase.RUNNING:  # The author was expelled: later stages do not start, and a paused job ends.
                 moved[key] = replace(plan, phase=PlanPhase.CANCELLED)
                 facts += [JobHalt(plan.current.job, author)] * (plan.paused_at is not None)
         facts += [JobLastRound(job) for job, spec, found in self._closed(view, context) if _is_last(spec, found)]
@@ -226,7 +226,7 @@ def _decided(state: RlhfState, view: StateReader, height: int) -> RlhfState:
 
 
 def _named(jobs: JobsState) -> set[bytes]:
-    """Return the data digests of all known jobs, finished ones included."""
+    """Return the digests of the data of all known jobs, including finished jobs."""
     specs = [job.spec for job in jobs.jobs.values()] + [waiting.spec for waiting in jobs.queue]
     return {spec.data for spec in map(JobSpec.decode, specs) if spec.data is not None}
 
@@ -236,7 +236,7 @@ def _claimed(state: RlhfState) -> set[bytes]:
 
 
 def preference_set_origin(view: StateReader, data: bytes) -> str:
-    """Describe the origin of a set, for people."""
+    """Return a text for people about the origin of a preference set."""
     found = view.module_state(RlhfState).sets.get(data)
     if found is None:
         return "not decided by annotators"
@@ -250,7 +250,7 @@ def _running(state: RlhfState, key: bytes) -> TuningPlan:
 
 
 def _own(state: RlhfState, members: MembersState, key: bytes, author: bytes) -> TuningPlan:
-    """Return a running plan for a transaction of its author. Raises `Refused` for other members."""
+    """Return the running plan `key` for a transaction of its author. Raises `Refused` if another member sent the transaction."""
     plan = _running(state, key)
     if members.current_key(plan.author) != author:
         raise Refused("only the author may do this: a quorum of voters can cancel the plan with `rlhf cancel JOB`")
@@ -258,7 +258,7 @@ def _own(state: RlhfState, members: MembersState, key: bytes, author: bytes) -> 
 
 
 def _is_last(spec: JobSpec, found: RoundMedians) -> bool:
-    """Return True if the median distance from the reference reaches `kl_stop`.
+    """Return True if this round is the job's last one: the median distance from the reference reaches `kl_stop`.
 
     With sampled audits, false figures can be accepted. They cannot determine the median of more than 2 · `byzantine_max`
     proposals, so a median of fewer proposals is ignored.
@@ -269,14 +269,14 @@ def _is_last(spec: JobSpec, found: RoundMedians) -> bool:
 
 
 def outdated_sets(state: RlhfState) -> set[bytes]:
-    """Return sets with a redacted pair, and undecided sets of plans that ended."""
+    """Return the digests of outdated preference sets: sets with a redacted pair, and undecided sets of plans that ended."""
     claims = [plan.claim for plan in state.plans.values() if plan.claim is not None and plan.phase is not PlanPhase.RUNNING]
     refused = {claim.set for claim in claims if not claim.is_decided} - state.sets.keys()
     return refused | {key for key, found in state.sets.items() if found.redacted}
 
 
 def sets_in_use(view: StateReader) -> set[bytes]:
-    """Return the sets of unfinished and audited jobs, of the reward models that they read, and of running plans."""
+    """Return the digests of the preference sets of unfinished jobs, audited jobs, their reward models, and running plans."""
     state, jobs, audited = view.module_state(RlhfState), view.module_state(JobsState), view.module_state(AuditsState).jobs
     live = [job.spec for key, job in jobs.jobs.items() if job.phase is not JobPhase.FINISHED or key in audited]
     live += [waiting.spec for waiting in jobs.queue]
@@ -289,13 +289,16 @@ def sets_in_use(view: StateReader) -> set[bytes]:
 
 
 def is_exported(view: StateReader, data: bytes) -> bool:
-    """Return True unless a text of the set is redacted. Exports include the set, so that its draws can be traced."""
+    """Return True unless a text of the preference set is redacted.
+
+    Exports of jobs include the set, so that draws can be traced.
+    """
     found = view.module_state(RlhfState).sets.get(data)
     return found is None or not found.redacted
 
 
 def policy_event_lines(before: StateReader, after: StateReader) -> Iterator[EventLine]:
-    """Yield the figures of each closed round, and the warning of a job once."""
+    """Yield event lines: the figures of each closed round of a policy, and once per job the warning of lost diversity."""
     if not all(state.module_state(NetworkState).module_version(MODULE) for state in (before, after)):
         return
     old, jobs = before.module_state(RlhfState).jobs, after.module_state(JobsState).jobs
@@ -317,7 +320,7 @@ def policy_event_lines(before: StateReader, after: StateReader) -> Iterator[Even
 
 
 def find_failed_plans(view: StateReader, height: int) -> Iterator[str]:
-    """Describe plans that failed recently because of their reward model's accuracy."""
+    """Yield a text about each plan that failed recently because of its reward model's accuracy."""
     known = view.module_state(RlhfState).plans if view.module_state(NetworkState).module_version(MODULE) else {}
     for plan in known.values():
         failure = plan.failure

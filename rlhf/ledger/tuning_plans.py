@@ -61,15 +61,18 @@ from rlhf.pair_accuracy import PairAccuracy, agreed_accuracy
 from training.api.job_notes import no_progress_text
 from training.job_spec import ROUNDS_MAX, SETTINGS_BYTES_MAX, JobSpec
 
-PLANS_RUNNING_MAX: Final = 4  # plans of all members: each keeps a base and a reward model on every peer's disk
-PLANS_OF_MEMBER_MAX: Final = 1  # running plans of one member, so that it cannot occupy all places
-PLANS_KEPT_MAX: Final = 16  # ended plans, for `rlhf status`
-REFUSED_HEIGHTS_MAX: Final = 10_000  # blocks that may refuse the job of a stage: hours, with rounds of a few seconds
-PAUSED_HEIGHTS_MAX: Final = 10_000  # blocks, all pauses together: a paused plan keeps its place and its models
-REASONS_MAX: Final = len(Verdict) + 2  # the verdicts, `diverging` and `absent`
-SPEC_BYTES_MAX: Final = SETTINGS_BYTES_MAX + 4_096  # the settings of the objective, and numbers, names and digests
+PLANS_RUNNING_MAX: Final = 4  # running plans of all members: each keeps a base and a reward model on every peer's disk
+PLANS_OF_MEMBER_MAX: Final = 1  # running plans of one member, so that one member cannot use the limit of all members up
+PLANS_KEPT_MAX: Final = 16  # ended plans that the ledger keeps, for `rlhf status`
+# blocks in which a plan waits for the start of a stage's job: hours, with rounds of a few seconds
+REFUSED_HEIGHTS_MAX: Final = 10_000
+# blocks of all pauses of a plan together: a paused plan counts for PLANS_RUNNING_MAX and keeps its models
+PAUSED_HEIGHTS_MAX: Final = 10_000
+REASONS_MAX: Final = len(Verdict) + 2  # number of reasons for rejected updates: the verdicts, `diverging` and `absent`
+# bytes of a specification: settings of the objective, and numbers, names and digests
+SPEC_BYTES_MAX: Final = SETTINGS_BYTES_MAX + 4_096
 
-assert 3 * PLANS_RUNNING_MAX <= PLANNED_MAX  # each plan retains a base and both stages
+assert 3 * PLANS_RUNNING_MAX <= PLANNED_MAX  # each plan retains the models of its base and its two stages
 
 Spec = Annotated[bytes, Length(0, SPEC_BYTES_MAX)]
 
@@ -87,7 +90,7 @@ class StartPlan:
 
     first: Annotated[bytes, Length(1, SPEC_BYTES_MAX)]  # specification of a `reward` or `dpo` job, or of a `ppo` job with a rule
     policy: Spec = b""  # specification of the second job, without its `reward_model`; empty: there is no second job
-    # origin of the first job's set; None: no voter vouches for the preferences
+    # origin of the first job's preference set; None: no voter attests the preferences
     source: PreferenceSetSource | None = None
     ignores_accuracy: bool = False  # the policy starts with any accuracy of the reward model
 
@@ -108,14 +111,14 @@ class PausePlan:
 
 @dataclass(frozen=True, slots=True)
 class ResumePlan:
-    """`rlhf/resume`, by the plan's author."""
+    """`rlhf/resume`, by the plan's author: resumes a paused plan."""
 
     plan: Digest
 
 
 @dataclass(frozen=True, slots=True)
 class ReportAccuracy:
-    """`rlhf/report-accuracy`, by a voter: its measurement of a trained reward model."""
+    """`rlhf/report-accuracy`, by a voter: reports the measured accuracy of a plan's reward model."""
 
     plan: Digest
     accuracy: PairAccuracy
@@ -123,12 +126,12 @@ class ReportAccuracy:
 
 @dataclass(frozen=True, slots=True)
 class PlanFailure:
-    """Why a plan failed."""
+    """Reason why a plan failed: rejected updates, or the accuracy of its reward model."""
 
     height: Count
-    rejected: Annotated[dict[Name, Count], Length(0, REASONS_MAX)]  # verdict -> number of updates, in the current stage
-    accuracy: PairAccuracy | None = None  # accuracy of the reward model, if that is the reason
-    rounds: Count = 0  # consecutive rounds without an accepted update, if that is the reason
+    rejected: Annotated[dict[Name, Count], Length(0, REASONS_MAX)]  # number of rejected updates in the current stage, by verdict
+    accuracy: PairAccuracy | None = None  # accuracy of the reward model, if the accuracy is the reason
+    rounds: Count = 0  # consecutive rounds without an accepted update, if such rounds are the reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +139,9 @@ class PlanStage:
     job: Digest
     objective: Name
     rounds: Annotated[int, Between(1, ROUNDS_MAX)]
-    spec: Spec  # empty once the job has started, because the job holds the specification
-    root: Digest | None = None  # root of a first stage's last model, once that stage is over
-    accuracy: PairAccuracy | None = None  # accuracy of that model, decided by the voters
+    spec: Spec  # specification of the stage's job; empty once the job has started and has its specification itself
+    root: Digest | None = None  # model root of the stage's last model, once the plan has reached the next stage
+    accuracy: PairAccuracy | None = None  # accuracy of the stage's last model, decided by the voters
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +150,15 @@ class TuningPlan:
     start_height: Count
     base: Digest | None  # job whose last model all stages start from; None: a new model
     stages: Annotated[tuple[PlanStage, ...], Length(1, 2)]
-    stage_height: Count  # height at which the plan reached the current stage, plus the length of later pauses
-    stage_index: Annotated[int, Between(0, 1)] = 0  # the current stage
+    stage_height: Count  # height at which the plan reached the current stage, plus the blocks of later pauses
+    stage_index: Annotated[int, Between(0, 1)] = 0  # index of the current stage
     phase: PlanPhase = PlanPhase.RUNNING
     paused_at: Count | None = None  # height at which the plan was paused; None: it is not paused
-    paused_heights: Count = 0  # length of earlier pauses, in blocks
+    paused_heights: Count = 0  # number of blocks in earlier pauses
     stop_requests: TrainerKeys = ()  # voters that voted to end the plan
-    claim: PreferenceSetClaim | None = None  # present only for a set from a project
+    claim: PreferenceSetClaim | None = None  # claim of the plan's preference set; None: the set does not come from a project
     ignores_accuracy: bool = False
-    # reports on the model of the current stage, by voter
+    # voters' reports on the reward model of the current stage, by voter
     reports: Annotated[dict[Key, PairAccuracy], Length(0, VOTERS_MAX)] = field(default_factory=dict)
     failure: PlanFailure | None = None
 
@@ -173,7 +176,7 @@ def stage_job_id(plan: bytes, stage: int) -> bytes:
 
 
 def create_plan(rules: JobSpecRules, key: bytes, author: bytes, said: StartPlan, view: StateReader, height: int) -> TuningPlan:
-    """Return the plan of a transaction. Raises `Refused`, or `RemoteProtocolError` for a malformed specification."""
+    """Return the new plan of a `StartPlan`. Raises `Refused`, or `RemoteProtocolError` for a malformed specification."""
     first, network = rules.terms_of_spec(said.first), view.module_state(NetworkState)
     network.require_parameters_allowed(first.parameters)
     if first.objective == PPO.name:
@@ -185,7 +188,7 @@ def create_plan(rules: JobSpecRules, key: bytes, author: bytes, said: StartPlan,
         )
     stages = [PlanStage(stage_job_id(key, 0), first.objective, first.rounds, said.first)]
     if said.policy:
-        # Only the model root is unknown now, so a policy that can never start is refused before any training.
+        # A placeholder stands for the reward model's root, which is unknown before its training. All else is checked now.
         spec = with_reward_model(said.policy, ModelReference(stages[0].job, first.rounds, bytes(32)))
         then = rules.terms_of_spec(spec)
         network.require_parameters_allowed(then.parameters)
@@ -212,9 +215,9 @@ def create_plan(rules: JobSpecRules, key: bytes, author: bytes, said: StartPlan,
 
 
 def with_reward_model(spec: bytes, model: ModelReference) -> bytes:
-    """Insert the reward model into the specification of a policy.
+    """Return the specification of a policy with its reward model inserted.
 
-    Raises `RemoteProtocolError` unless this is a `ppo` job with the reward `model` and without a reward model.
+    Raises `RemoteProtocolError` unless `spec` is a `ppo` job with the reward `model` and without a reward model.
     """
     job = codec.decode(JobSpec, spec)
     own = codec.decode(PpoSettings, job.objective_settings) if job.objective == PPO.name else None
@@ -230,7 +233,7 @@ def pause_plan(plan: TuningPlan, height: int) -> TuningPlan:
 
 
 def resume_plan(plan: TuningPlan, height: int) -> TuningPlan:
-    """Resume a paused plan. The pause does not count for `REFUSED_HEIGHTS_MAX`."""
+    """Return a paused plan as resumed. The pause does not count for REFUSED_HEIGHTS_MAX."""
     if plan.paused_at is None:
         raise Refused("the plan is not paused")
     rest = height - plan.paused_at
@@ -251,7 +254,7 @@ def awaits_reports(plan: TuningPlan, jobs: JobsState) -> bool:
 def add_report(
     plan: TuningPlan | None, jobs: JobsState, voters: Sequence[bytes], voter: bytes, accuracy: PairAccuracy
 ) -> TuningPlan:
-    """Add the report of a voter, and drop those of former voters. Raises `Refused`."""
+    """Return the plan with a voter's report added, and without reports of former voters. Raises `Refused`."""
     if plan is None or not awaits_reports(plan, jobs):
         raise Refused("no plan waits for reports on this reward model")
     if voter not in voters:
@@ -265,7 +268,7 @@ def add_report(
 
 
 def advance_stage(plan: TuningPlan, jobs: JobsState, voters: Sequence[bytes], height: int) -> TuningPlan:
-    """Move a plan to its next stage if the current one is over. Called before the block at `height` closes rounds."""
+    """Return a plan in its next stage, if its current stage is over. Called before the block at `height` closes rounds."""
     stage, job = plan.current, jobs.jobs.get(plan.current.job)
     if plan.phase is not PlanPhase.RUNNING or stage.spec or job is None or not job.is_done:
         return plan
@@ -285,7 +288,10 @@ def advance_stage(plan: TuningPlan, jobs: JobsState, voters: Sequence[bytes], he
 
 
 def plan_requests(plan: TuningPlan, author: bytes) -> Iterator[JobRetained | JobLaunch | JobHold]:
-    """Yield the requests of a running plan to the block. `author` is the author's current key."""
+    """Yield the requests of a running plan to the jobs of a block: models to retain, and its job to start or hold.
+
+    `author` is the current key of the plan's author.
+    """
     if plan.base is not None:
         yield JobRetained(plan.base)
     yield from (JobRetained(stage.job) for stage in plan.stages[: plan.stage_index + 1])
@@ -296,10 +302,10 @@ def plan_requests(plan: TuningPlan, author: bytes) -> Iterator[JobRetained | Job
 
 
 def models_needed_by_audits(rules: JobSpecRules, audited: Iterable[bytes], jobs: JobsState) -> Iterator[JobRetained]:
-    """Yield the references and reward models of policies under audit, which must not be deleted.
+    """Yield requests to retain the references and reward models of policies under audit.
 
-    Re-execution of a policy reads both models. Without retention, a liar could start many other jobs to have them deleted, and
-    escape the audits of its last rounds.
+    Re-execution of a policy reads its reference and its reward model. Without retention, a liar could start many other jobs so
+    that peers delete these models, and escape the audits of its last rounds.
     """
     for terms in (rules.terms_of_spec(jobs.jobs[key].spec) for key in audited):
         if terms.objective == PPO.name:
@@ -307,7 +313,7 @@ def models_needed_by_audits(rules: JobSpecRules, audited: Iterable[bytes], jobs:
 
 
 def update_after_block(plan: TuningPlan, jobs: JobsState, height: int) -> TuningPlan:
-    """Update a plan after the block at `height` has ended and started jobs."""
+    """Return a plan after the block at `height` has ended and started jobs: with its new phase, see the table of this module."""
     if plan.phase is not PlanPhase.RUNNING:
         return plan
     stage, job = plan.current, jobs.jobs.get(plan.current.job)
@@ -325,7 +331,7 @@ def update_after_block(plan: TuningPlan, jobs: JobsState, height: int) -> Tuning
 
 
 def failure_text(plan: TuningPlan) -> str:
-    """Describe why a plan failed, for people, or return "" if it did not fail."""
+    """Return a text for people why a plan failed, or "" if it did not fail."""
     if plan.failure is None:
         return ""
     if plan.failure.accuracy is None:
@@ -336,7 +342,7 @@ def failure_text(plan: TuningPlan) -> str:
 
 
 def drop_oldest_plans(plans: dict[bytes, TuningPlan]) -> dict[bytes, TuningPlan]:
-    """Return the plans without the oldest ended ones beyond `PLANS_KEPT_MAX`."""
+    """Return all running plans, and the PLANS_KEPT_MAX newest of the ended plans."""
     over = sorted(
         (key for key in plans if plans[key].phase is not PlanPhase.RUNNING), key=lambda key: (plans[key].start_height, key)
     )

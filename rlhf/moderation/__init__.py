@@ -1,1 +1,1 @@
-"""Blocklists and the matching of their words in responses."""
+"""Blocklists, and the search for their words in responses."""

@@ -9,16 +9,19 @@ from typing import Final
 
 from protocol.errors import UserError
 
-# of a packed list: the limits of `rlhf.moderation.word_matcher`, in bytes, and a line break after each entry
+# Largest size of a packed list in bytes: the limits of `rlhf.moderation.word_matcher`, with a line break after each entry.
 BYTES_MAX: Final = 10_000 * (4 * 64 + 1)
-OPEN_MAX: Final = 4  # lists in memory, each of another job
+OPEN_MAX: Final = 4  # unpacked lists in memory, each of another job
 
 
 class Blocklist:
     """A packed list that is ready to match texts. The large tables of `rlhf.moderation.word_matcher` load with the first list."""
 
     def __init__(self, blob: bytes) -> None:
-        """Unpack a list. Raises `UserError` for malformed bytes, which the author of the job chose, not a trainer."""
+        """Unpack the list in a blob.
+
+        Raises `UserError` for malformed bytes: the job's author chose the bytes, and no trainer did.
+        """
         from rlhf.moderation.word_matcher import ENTRIES_MAX, ENTRY_CHARACTERS_MAX, WordMatcher, parse_word_list
 
         assert BYTES_MAX == ENTRIES_MAX * (4 * ENTRY_CHARACTERS_MAX + 1)
@@ -31,17 +34,17 @@ class Blocklist:
         return self._filter.find_entry(text.decode(errors="replace")) is not None
 
     def blocks_response(self, prompt: bytes, response: bytes) -> bool:
-        """Return True if the list blocks the response, alone or behind its prompt, because a word may begin in the prompt."""
+        """Return True if the list blocks the response, alone or after its prompt: a blocked word may begin in the prompt."""
         return self.blocks_text(response) or self.blocks_text(prompt + response)
 
 
 @lru_cache(maxsize=OPEN_MAX)
 def read_blocklist(path: Path) -> Blocklist:
-    """Read a list from a blob, whose bytes never change."""
+    """Return the blocklist in a blob's file. The list is cached, because a blob's bytes never change."""
     with path.open("rb") as file:
         return Blocklist(file.read(BYTES_MAX + 1))
 
 
 def pack_entries(entries: Sequence[str]) -> bytes:
-    """Pack ascending entries from `rlhf.moderation.word_matcher.parse_word_list`. A job names the digest of these bytes."""
+    """Return the packed list of ascending entries from `rlhf.moderation.word_matcher.parse_word_list`. A job names its digest."""
     return "\n".join(entries).encode()

@@ -1,4 +1,4 @@
-"""Characters that look like Latin letters, with the letters as which they may be read.
+"""Characters that look like Latin letters, with the Latin letters that each may stand for.
 
 The tables are constant, because Python's version of Unicode varies. Latin letters with marks, turned or in other styles were
 selected by their names in Unicode 14, letters of other scripts by their shapes. A character may have several readings: a Greek
@@ -10,14 +10,15 @@ from __future__ import annotations
 from typing import Final
 
 ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz"
-# First code points of runs of 26 letters: fullwidth, circled, parenthesized, squared, flags, and all mathematical styles.
+# First code points of runs of 26 letters A to Z: fullwidth, circled, parenthesized, squared, flags, and all mathematical styles.
 RUNS: Final = (
     *(0xFF21, 0xFF41, 0x24B6, 0x24D0, 0x249C, 0x1F110, 0x1F130, 0x1F150, 0x1F170, 0x1F1E6),
     *range(0x1D400, 0x1D6A4, 26),
 )
-DIGIT_RUNS: Final = (0x2080, 0xFF10, *range(0x1D7CE, 0x1D800, 10), 0x1FBF0)  # first code points of runs of 0 to 9
+DIGIT_RUNS: Final = (0x2080, 0xFF10, *range(0x1D7CE, 0x1D800, 10), 0x1FBF0)  # first code points of runs of the digits 0 to 9
 GREEK: Final = "ΑΒΓΔΕΖΗΘΙΚΛΜΝΞΟΠΡϴΣΤΥΦΧΨΩ∇αβγδεζηθικλμνξοπρςστυφχψω∂ϵϑϰϕϱϖ"
-GREEK_RUNS: Final = range(0x1D6A8, 0x1D7CA, len(GREEK))  # each mathematical style has these letters in this order
+# first code points of the mathematical styles: each has the letters of GREEK in this order
+GREEK_RUNS: Final = range(0x1D6A8, 0x1D7CA, len(GREEK))
 
 LETTERS: Final = {
     "a": (
@@ -107,7 +108,7 @@ LIGATURES: Final = {
     "ue": "ᵫ",
     "hv": "ƕǶ",
 }
-# Readings of digits in leetspeak.
+# Letters that each digit may stand for in leetspeak.
 DIGITS: Final = {"0": "o", "1": "il", "2": "z", "3": "e", "4": "a", "5": "s", "6": "bg", "7": "t", "8": "b", "9": "g"}
 SYMBOLS: Final = {
     "@": "a",
@@ -123,7 +124,7 @@ SYMBOLS: Final = {
     "¡": "i",
 }
 
-# Invisible characters and marks on other characters: combining marks, joiners, directions, selectors, fillers, tags.
+# Ranges of invisible characters and of marks on other characters: combining marks, joiners, directions, selectors, fillers, tags.
 INVISIBLE: Final = (
     *((0xAD, 0xAD), (0x300, 0x36F), (0x483, 0x489), (0x591, 0x5BD), (0x5BF, 0x5BF), (0x5C1, 0x5C2), (0x610, 0x61C)),
     *((0x64B, 0x65F), (0x670, 0x670), (0x6D6, 0x6ED), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F), (0x1AB0, 0x1AFF)),
@@ -149,7 +150,8 @@ SPACES: Final = (
     "\t\n\v\f\r \x1c\x1d\x1e\x1f\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
     "\u2028\u2029\u202f\u205f\u2800\u3000"
 )
-# Punctuation and pictures that do not look like letters. A character in no table is a letter that no entry contains.
+# Ranges of punctuation and pictures that do not look like letters. A character in no table counts as a letter that no entry
+# contains.
 MARKS: Final = (
     *((0x00, 0x7F), (0x80, 0xBF), (0xD7, 0xD7), (0xF7, 0xF7), (0x2B0, 0x2FF), (0x55A, 0x55F), (0x589, 0x58A), (0x5BE, 0x5C7)),
     *((0x600, 0x60F), (0x61B, 0x61F), (0x66A, 0x66D), (0x6D4, 0x6D4), (0x964, 0x965), (0x2010, 0x205E), (0x207A, 0x207E)),
@@ -157,7 +159,8 @@ MARKS: Final = (
     *((0xA700, 0xA721), (0xA788, 0xA78A), (0xFE10, 0xFE1F), (0xFE30, 0xFE6F), (0xFF00, 0xFFEF), (0x1F000, 0x1FAFF)),
 )
 
-# English words of up to four letters. `an us` is two of them, so it is not a split word. `id iot` is one, because of `iot`.
+# English words of up to four letters. `an us` consists of two such words, so it is not a split word. `id iot` is a split word,
+# because `iot` is no English word.
 SHORT_WORDS: Final = """
 a i o am an as at be by do ed ex go ha he hi if in is it me my no of oh ok on or ox pa pi re so to up us we act add age ago
 aid aim air all and any are arm art ask ate bad bag bar bat bed bee bet big bit box boy bus but buy bye can cap car cat cop
@@ -188,7 +191,7 @@ wore work yard yeah year your zone
 
 
 def letter_readings() -> dict[str, tuple[str, ...]]:
-    """Return the readings, in lower case, of each character that looks like Latin letters."""
+    """Return the readings of each character that looks like Latin letters: the letters in lower case that it may stand for."""
     found: dict[str, dict[str, None]] = {}
 
     def add(character: str, *read_as: str) -> None:

@@ -1,8 +1,8 @@
 """The safety filter: it finds words of a list in a text, disguised spellings included.
 
-A piece is a run of adjacent characters that look like letters. It is read in lower case, in all readings of its characters
-(`rlhf.moderation.confusables`). An entry of a list is one word, where `*` stands for any letters. An entry matches a whole piece.
-Without its stars, it also matches several pieces that are close together and look like one word that was split.
+A piece is a run of adjacent characters that look like letters. The filter reads a piece in lower case, in all readings of its
+characters (`rlhf.moderation.confusables`). An entry of a list is one word, where `*` stands for any letters. An entry matches a
+whole piece. Without its stars, it also matches several pieces that are close together and look like one word that was split.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from protocol.errors import UserError
 from rlhf.data.dataset_files import read_rows
 from rlhf.moderation import confusables
 
-ENTRIES_MAX: Final = 10_000  # entries per list: every word is compared with all entries that begin with a star
+ENTRIES_MAX: Final = 10_000  # entries per list: each word of a text is compared with all entries that begin with a star
 ENTRY_CHARACTERS_MAX: Final = 64
-READINGS_MAX: Final = 64  # readings per piece: otherwise a text of ambiguous letters would take minutes
+READINGS_MAX: Final = 64  # readings per piece of text: without a limit, a text of ambiguous letters would take minutes
 PIECES_MAX: Final = ENTRY_CHARACTERS_MAX  # pieces of one split word
 GAP_MAX: Final = 3  # characters between two pieces of a split word
-APART_MIN: Final = 3  # letters of a split word: shorter words would match everywhere
-MASKED_MIN: Final = 4  # letters of a word with masked letters
-ANY: Final = "\ufffd"  # the reading of a masked letter
+APART_MIN: Final = 3  # smallest number of letters of a split word: shorter words would match everywhere
+MASKED_MIN: Final = 4  # smallest number of letters of a word with masked letters
+ANY: Final = "\ufffd"  # reading of a masked letter: any letter
 MASKS: Final = "*#"
-PICTURES: Final = 0x2190  # marks from this code point on are pictures, the others are punctuation
-WORD_MIN: Final = 5  # a piece of this many letters counts as an English word of its own
+PICTURES: Final = 0x2190  # first code point of pictures among the marks; marks below it are punctuation
+WORD_MIN: Final = 5  # smallest number of letters at which a piece counts as an English word of its own
 SHORT_WORDS: Final = frozenset(confusables.SHORT_WORDS.split())
-SUFFIXES: Final = ("s", "t", "d", "m", "ll", "re", "ve", "em")  # English contractions; they are no part of the next word
+# ends of English contractions, as in `it's`: they are no part of the next word
+SUFFIXES: Final = ("s", "t", "d", "m", "ll", "re", "ve", "em")
 APOSTROPHES: Final = "'’ʼ`´‘＇"
-INNER_SYMBOLS: Final = "@$€£¥¢§"  # between letters, these are not punctuation
+INNER_SYMBOLS: Final = "@$€£¥¢§"  # symbols that are not punctuation if they are between letters
 REPEATED_LETTERS: Final = re.compile(r"(.)\1\1+", re.DOTALL)
-LINES_MAX: Final = 10_000_000  # lines per file, which is read line by line
+LINES_MAX: Final = 10_000_000  # lines per file of texts, which is read line by line
 EXAMPLE: Final = '{"id": 1, "text": "…"}'
 
 
@@ -81,9 +82,9 @@ def entry_problem(entry: str) -> str | None:
 class _CharacterKind(enum.Enum):
     LETTER = enum.auto()
     DIGIT = enum.auto()
-    SYMBOL = enum.auto()  # punctuation that is a letter in leetspeak
-    MASK = enum.auto()  # a star, # or a picture: any letter in leetspeak
-    STRANGE = enum.auto()  # a letter that looks like no Latin letter: any letter in leetspeak
+    SYMBOL = enum.auto()  # punctuation mark that stands for a letter in leetspeak
+    MASK = enum.auto()  # star, # or picture, which stands for any letter in leetspeak
+    STRANGE = enum.auto()  # letter that looks like no Latin letter, and stands for any letter in leetspeak
     SPACE = enum.auto()
     MARK = enum.auto()
 
@@ -93,7 +94,7 @@ DOUBTFUL: Final = {_CharacterKind.DIGIT, _CharacterKind.SYMBOL, _CharacterKind.M
 
 @dataclass(frozen=True, slots=True)
 class _Character:
-    """A character with its kind and its readings, the likeliest first."""
+    """A character of a text with its kind and its readings, the likeliest reading first."""
 
     raw: str
     kind: _CharacterKind
@@ -104,13 +105,13 @@ class _LeetReading(enum.Enum):
     """Three ways to read the digits and symbols of a text."""
 
     NUMBERS = enum.auto()  # digits are digits, symbols are punctuation
-    NOISE = enum.auto()  # both are punctuation
-    LETTERS = enum.auto()  # both are letters
+    NOISE = enum.auto()  # digits and symbols are punctuation
+    LETTERS = enum.auto()  # digits and symbols are letters
 
 
 @dataclass(slots=True)
 class _WordPiece:
-    before: list[_Character]  # characters between the previous piece and this one
+    before: list[_Character]  # characters between the previous piece and this piece
     units: list[_Character] = field(default_factory=list)
 
     @property
@@ -142,7 +143,7 @@ class _WordPiece:
         return len(self.before) == 1 and self.before[0].raw in APOSTROPHES and self.raw.lower() in SUFFIXES
 
     def words(self) -> Iterator[str]:
-        """Yield the readings of the piece, the likeliest first. A piece that is too long for a disguised word has one reading."""
+        """Yield the piece's readings as words, the likeliest first. A piece that is too long for an entry has one reading."""
         if len(self.units) > ENTRY_CHARACTERS_MAX:
             return iter(["".join(unit.readings[0] for unit in self.units)])
         has_small = any("a" <= unit.raw <= "z" and unit.raw != "l" for unit in self.units)
@@ -156,7 +157,7 @@ class _WordPiece:
         return map("".join, itertools.islice(itertools.product(*readings), READINGS_MAX))
 
     def trimmed(self) -> Iterator[_WordPiece]:
-        """Yield the piece, also without symbols at its ends, which may be punctuation, as in `hit!`."""
+        """Yield the piece, then the piece without symbols at its ends: they may be punctuation, as in `hit!`."""
         yield self
         inner = [place for place, unit in enumerate(self.units) if unit.kind not in (_CharacterKind.SYMBOL, _CharacterKind.MASK)]
         if inner and inner[-1] + 1 < len(self.units):
@@ -171,7 +172,7 @@ _DIGITS = {chr(first + digit): str(digit) for first in (ord("0"), *confusables.D
 
 @lru_cache(maxsize=1 << 16)
 def _unit(character: str) -> _Character | None:
-    """Classify a character. Returns None for an invisible one."""
+    """Return a character with its kind and readings, or None for an invisible character."""
     if character in confusables.SPACES:
         return _Character(character, _CharacterKind.SPACE)
     if character in _READINGS:
@@ -187,12 +188,15 @@ def _unit(character: str) -> _Character | None:
         return _Character(
             character, _CharacterKind.MASK if character in MASKS or number >= PICTURES else _CharacterKind.MARK, (ANY,)
         )
-    # Scripts with cases below U+0600 are complete in the Unicode of every supported Python, so `lower` is deterministic there.
+    # Below U+0600, every supported Python has the same upper and lower cases, so `lower` gives the same result on all peers.
     return _Character(character, _CharacterKind.STRANGE, (character.lower() if number < 0x600 else character,))
 
 
 def _read(unit: _Character, leet: _LeetReading) -> _Character:
-    """Apply a way of reading: in leetspeak a strange letter is any letter, otherwise a digit has one reading."""
+    """Return a character as the way of reading `leet` takes it.
+
+    With LETTERS, a strange letter is any letter; otherwise, a digit has one reading.
+    """
     if leet is _LeetReading.LETTERS:
         return replace(unit, kind=_CharacterKind.MASK, readings=(ANY,)) if unit.kind is _CharacterKind.STRANGE else unit
     return replace(unit, readings=unit.readings[:1]) if unit.kind is _CharacterKind.DIGIT else unit
@@ -238,10 +242,11 @@ def _is_letter(unit: _Character, leet: _LeetReading) -> bool:
 class WordMatcher:
     def __init__(self, entries: Sequence[str]) -> None:
         """Index the entries, which must be valid (`entry_problem`)."""
-        self._whole: dict[str, str] = {}  # reading of an entry without stars -> entry
-        self._starred: dict[str, list[tuple[list[str], str]]] = {}  # part before the first star -> (parts, entry)
-        self._taken_apart: dict[str, str] = {}  # reading with the stars removed -> entry
-        self._of_length: dict[int, list[str]] = {}  # the keys of `_taken_apart`, by length
+        self._whole: dict[str, str] = {}  # entries without stars, by reading
+        # entries with stars, by the part before the first star: (parts, entry)
+        self._starred: dict[str, list[tuple[list[str], str]]] = {}
+        self._taken_apart: dict[str, str] = {}  # all entries, by reading without their stars
+        self._of_length: dict[int, list[str]] = {}  # keys of `_taken_apart` by length
         self._goes_on: dict[str, None] = {}  # keys of `_taken_apart` whose entry ends with a star
         self._starts: set[str] = {""}  # all prefixes of the keys of `_taken_apart`
         for entry in entries:
@@ -259,7 +264,7 @@ class WordMatcher:
                 self._goes_on[bare] = None
 
     def find_entry(self, text: str) -> str | None:
-        """Return an entry that the text contains, or None."""
+        """Return an entry that the text contains, or None if it contains no entry."""
         units = list(_units(text))
         kinds = {unit.kind for unit in units}
         return next(
@@ -301,7 +306,10 @@ class WordMatcher:
         return None
 
     def _joined(self, pieces: Sequence[_WordPiece], first: int) -> Iterator[str]:
-        """Yield entries that consist of this piece and the next ones. Extra letters are allowed for a star at the end only."""
+        """Yield entries that consist of piece number `first` and the pieces after it.
+
+        Only a star at an entry's end allows extra letters.
+        """
         window, read = list[_WordPiece](), {"": None}
         for piece in pieces[first : first + PIECES_MAX]:
             if window and not (piece.is_near and not piece.is_suffix and not window[-1].is_suffix):
@@ -316,7 +324,7 @@ class WordMatcher:
                 yield from (self._taken_apart[word] for word in read if word in self._taken_apart)
 
     def _grown(self, start: str, word: str) -> str | None:
-        """Append a piece to a prefix of an entry. Returns the longer prefix, or None if no entry begins with it."""
+        """Return the prefix `start` of an entry with the piece `word` appended, or None if no entry begins with the result."""
         whole = start + word
         if start in self._goes_on:
             return start
@@ -330,7 +338,7 @@ def _is_masked(word: str, bare: str) -> bool:
 
 
 def _is_part(pieces: Sequence[_WordPiece], place: int) -> bool:
-    """Return True if only digits or inner symbols separate this piece from a neighbour, like `tit` in `tit1e`."""
+    """Return True if only digits or inner symbols separate piece number `place` from a neighbour, such as `tit` in `tit1e`."""
     return any(
         bool(piece.before) and all(unit.kind is _CharacterKind.DIGIT or unit.raw in INNER_SYMBOLS for unit in piece.before)
         for piece in pieces[max(place, 1) : place + 2]
@@ -338,13 +346,16 @@ def _is_part(pieces: Sequence[_WordPiece], place: int) -> bool:
 
 
 def _runs(pieces: Sequence[_WordPiece]) -> Iterator[_WordPiece]:
-    """Yield runs of separated single letters as one piece, also without an `a` or `I` at an end, which may be a word."""
+    """Yield each run of separated single letters, such as `w o r d`, as one piece.
+
+    An `a` or `I` at an end may be a word of its own, so the run is also yielded without it.
+    """
     first = 0
     while first < len(pieces):
         end = first + 1
         while end < min(len(pieces), first + PIECES_MAX) and _is_run(pieces[first : end + 1]):
             end += 1
-        # A run does not count if no space separates it from the piece before or after it.
+        # A run counts only if spaces separate it from the pieces before and after it.
         is_whole = not (first and pieces[first].is_glued) and not (end < len(pieces) and pieces[end].is_glued)
         starts = (first, first + 1) if pieces[first].raw in "aAiI" else (first,)
         stops = (end, end - 1) if pieces[end - 1].raw in "aAiI" else (end,)
@@ -356,7 +367,7 @@ def _runs(pieces: Sequence[_WordPiece]) -> Iterator[_WordPiece]:
 
 
 def _is_run(pieces: Sequence[_WordPiece]) -> bool:
-    """Return True if these are single letters with equal gaps, or with gaps of marks alone."""
+    """Return True if the pieces are single letters with equal gaps, or with gaps of marks alone."""
     inner = pieces[1:]
     alike = inner[1:] if pieces[0].raw in "aAiI" else inner
     if not all(piece.is_single for piece in pieces) or not all(piece.is_near for piece in inner):
@@ -365,7 +376,10 @@ def _is_run(pieces: Sequence[_WordPiece]) -> bool:
 
 
 def _was_one_word(pieces: Sequence[_WordPiece], first: int, end: int) -> bool:
-    """Return True if these pieces look like one split word and not like several words. Not for single letters alone."""
+    """Return True if the pieces from `first` to `end` − 1 look like one split word and not like several words.
+
+    Pieces that are all single letters are left to `_runs`.
+    """
     window, inner = pieces[first:end], pieces[first + 1 : end]
     units = [unit for piece in window for unit in piece.units]
     if len(units) < APART_MIN or len(units) == len(window) or any(unit.kind is _CharacterKind.DIGIT for unit in units):
@@ -387,7 +401,7 @@ def _is_of_one_case(raw: str) -> bool:
 
 
 def _is_leetspeak(units: Sequence[_Character]) -> bool:
-    """Return True if enough characters are letters. With more digits this is a number, or a name such as A55."""
+    """Return True if enough of the characters are letters. With more digits, they are a number, or a name such as A55."""
     digits, masks = (sum(unit.kind is kind for unit in units) for kind in (_CharacterKind.DIGIT, _CharacterKind.MASK))
     if masks and (len(units) < MASKED_MIN or 2 * masks > len(units) or not any(unit.raw.isascii() for unit in units)):
         return False
@@ -409,7 +423,10 @@ def _fits(parts: Sequence[str], word: str) -> bool:
 
 
 def _shortened(word: str) -> tuple[str, ...]:
-    """Reduce each letter that is repeated three times or more to one and to two. English words have no such letter."""
+    """Return the word with each letter that is repeated three times or more reduced to one, and reduced to two.
+
+    English words have no letter three times in a row.
+    """
     return (REPEATED_LETTERS.sub(r"\1", word), REPEATED_LETTERS.sub(r"\1\1", word)) if REPEATED_LETTERS.search(word) else ()
 
 
@@ -417,7 +434,7 @@ def _shortened(word: str) -> tuple[str, ...]:
 
 
 def filter_jsonl(entries: Sequence[str], name: str, stream: BinaryIO) -> Iterator[dict[str, Any]]:
-    """Yield `id`, `blocked` and `word`, the entry found, for each line of JSONL with `id` and `text`.
+    """Yield a row for each line of JSONL with `id` and `text`: `id`, `blocked`, and as `word` the entry that the text contains.
 
     Raises `UserError` for an invalid line.
     """

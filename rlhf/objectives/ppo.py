@@ -57,7 +57,7 @@ WEIGHTS: Final = ("beta", "unfinished_penalty", "score_clip", "clip_range", "cli
 DISTANCES: Final = ("kl_target", "kl_stop")
 NATS_MIN: Final = 1e-3  # smallest KL bound in nats per response: below it a policy equals its reference
 
-Figure = Annotated[int, Between(-FIGURE_MAX, FIGURE_MAX)]  # sum or mean in millionths
+Figure = Annotated[int, Between(-FIGURE_MAX, FIGURE_MAX)]  # statistic in millionths
 Share = Annotated[int, Between(0, MILLIONTHS)]  # share in 0..1, in millionths
 
 
