@@ -1,4 +1,5 @@
 """Annotation: projects, tasks, annotators, answers and labels.
 
-The rules are pure: they use no clock, disk or network. `service/` has the code of a peer that serves annotators.
+The rules in `ledger/`, `estimation/` and `tasks/` are pure: they use no clock, disk or network. `service/` has the code of a peer
+that serves annotators.
 """

@@ -19,7 +19,7 @@ TOPIC = "Annotation"
 
 SHORT = 8
 FORMATS = ("jsonl", "csv", "label-studio", "preferences")
-ENDINGS = {"csv": "csv", "label-studio": "json"}  # extensions of files in other formats than JSONL
+ENDINGS = {"csv": "csv", "label-studio": "json"}  # file extension by export format; all other formats are JSONL
 
 
 async def _show(asked: CommandContext[CurationRpc], projects: tuple[ProjectView, ...] | AgreementView) -> None:
@@ -231,7 +231,7 @@ async def tasks(asked: CommandContext[CurationRpc]) -> None:
                 f"{exported.path}: {exported.tasks} settled tasks with proofs; verify them with `peer tasks verify {folder}`"
             )
         case "verify":
-            # This import loads the whole ledger, which no other command needs. Verification works without a peer.
+            # `peer tasks verify` works without a running peer. Its import loads the whole ledger, so no other command imports it.
             from curation.import_export.export_proofs import verification_table, verify_folder
 
             asked.show(verification_table(verify_folder(Path(options.what).expanduser(), options.chain_id), options.chain_id))
@@ -268,7 +268,7 @@ def _show_waiting(asked: CommandContext[CurationRpc], tasks: tuple[TaskInReviewV
 
 
 def _counted(texts: dict[str, int]) -> str:
-    """Return the counts as text, the most frequent first."""
+    """Return counts by text as one line, such as `3 × yes, 1 × no`, the highest count first."""
     return ", ".join(f"{count} × {text}" for text, count in sorted(texts.items(), key=lambda entry: -entry[1]))
 
 
@@ -303,12 +303,15 @@ async def web(asked: CommandContext[CurationRpc]) -> None:
     else:
         token = await asked.api.create_web_token()
         asked.show(token)
-        if sys.stdout.isatty() and (address := await asked.api.web_address()):  # a program gets the token alone
+        if sys.stdout.isatty() and (address := await asked.api.web_address()):  # output to a program is the token alone
             asked.show(f"{address}/admin#{token} signs you in")
 
 
 def _columns(text: str) -> dict[str, str]:
-    """Return the file's names of columns by ours. Raises `UserError` for a part that is not PART=NAME."""
+    """Parse `--columns`: return the file's column names by the names in `COLUMNS`.
+
+    Raises `UserError` for a part that is not PART=NAME.
+    """
     found: dict[str, str] = {}
     for part in _parts(text):
         ours, equals, theirs = map(str.strip, part.partition("="))

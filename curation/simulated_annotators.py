@@ -1,7 +1,7 @@
 """Simulated people of `peer demo --annotate`, and their tasks: sentences of the built-in text, intact or shuffled.
 
-A simulated person speaks HTTP like any annotator's program, and no daemon knows its accuracy. Its mistakes are spread evenly over
-its answers, because a run of bad luck would say nothing about the quality of labels.
+A simulated person sends the same HTTP requests as an annotator's program, and no daemon knows its accuracy. Its mistakes are
+spread evenly over its answers: with random mistakes, luck would change the quality of labels.
 """
 
 from __future__ import annotations
@@ -24,22 +24,25 @@ from curation.tasks.answers import Answer, answer_commitment
 from protocol import codec
 from protocol.identity import Identity, signing_preimage
 
-INTACT, SHUFFLED = OPTIONS = ("intact", "shuffled")  # an answer is an index into it
-# Only words and commas, so that a shuffled sentence consists of words alone, too.
+INTACT, SHUFFLED = OPTIONS = ("intact", "shuffled")  # options of the question: an answer is an index in OPTIONS
+# A sentence of words and commas alone, since shuffling removes other punctuation marks.
 SENTENCE = re.compile(r"(?<=\. )[A-Z][a-z]+(?:,? [a-z]+){7,15}\.(?= [A-Z]|$)")
-ACCURACY_MIN, ACCURACY_MAX = 0.85, 0.95  # share of right answers, spread evenly over the people
-CARELESS_ACCURACY = 0.5  # accuracy of one person, if there are at least CARELESS_FROM people
-CARELESS_FROM = 5  # people
+ACCURACY_MIN, ACCURACY_MAX = 0.85, 0.95  # lowest and highest share of right answers, spread evenly over the people
+CARELESS_ACCURACY = 0.5  # share of right answers of one careless person, if at least CARELESS_FROM people answer
+CARELESS_FROM = 5  # smallest number of people with a careless person
 REPLY_SECONDS_MAX = 30.0
-PAUSE_SECONDS = 1.0  # after a reply without progress
-TASKS_AT_ONCE = 2  # With more, each task waits longer for its votes.
+PAUSE_SECONDS = 1.0  # wait after a reply that brings no progress
+TASKS_AT_ONCE = 2  # tasks that a person leases at a time: with more, each task waits longer for its votes
 
 
 # Tasks ---------------------------------------------------------------------------------------------------------------
 
 
 def make_tasks(text: str, count: int, seed: int) -> dict[str, int]:
-    """Return sentences of the text with the index of their right answer in `OPTIONS`. Every other one is shuffled."""
+    """Return `count` sentences of the text with the index of their right answer in `OPTIONS`.
+
+    Every other sentence is shuffled.
+    """
     draw = random.Random(f"folkmoot/demo/tasks/{seed}")
     paragraphs = (" ".join(part.split()) for part in re.split(r"\n\s*\n", text))
     sentences = list(dict.fromkeys(found for part in paragraphs for found in SENTENCE.findall(f". {part}")))
@@ -48,7 +51,7 @@ def make_tasks(text: str, count: int, seed: int) -> dict[str, int]:
 
 
 def shuffle_sentence(sentence: str, draw: random.Random) -> str:
-    """Return the same words in another order, with a capital and a full stop as in every sentence."""
+    """Return the words of the sentence in another order, with a capital letter first and a full stop last."""
     words = sentence.rstrip(".").replace(",", "").lower().split()
     order = list(words)
     while order == words:
@@ -85,9 +88,9 @@ class ServingPeerClient:
         return f"http://{self.host}:{self.port}/"
 
     def send_request(self, method: str, path: str, body: Mapping[str, object] | None = None, token: str = "") -> HttpReply:
-        """Send a request.
+        """Send a request and return the reply.
 
-        Raises `OSError` or `http.client.HTTPException` without a reply, `ValueError` if the reply is no JSON.
+        Raises `OSError` or `http.client.HTTPException` if no reply comes, and `ValueError` if the reply is no JSON.
         """
         connection = http.client.HTTPConnection(self.host, self.port, timeout=REPLY_SECONDS_MAX)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -106,17 +109,19 @@ class SimulatedAnnotator:
     identity: Identity
     accuracy: float
     site: ServingPeerClient
-    truth: Mapping[str, int]  # index of the right answer, by text
-    mistakes: float  # expected mistakes, from a start between 0 and 1; an answer is wrong when it passes a whole number
+    truth: Mapping[str, int]  # index of the right answer in OPTIONS, by the task's text
+    # sum of the answers' error rates, from a random start between 0 and 1: an answer is wrong if the sum passes a whole number
+    mistakes: float
     token: str = ""
     chain_id: bytes = b""
-    sent_answers: dict[str, tuple[Answer, bytes]] = field(default_factory=dict)  # answer and salt by assignment, drawn once
+    # answer and salt by assignment: a repeated request sends the same
+    sent_answers: dict[str, tuple[Answer, bytes]] = field(default_factory=dict)
 
     def sign_statement(self, statement: EnrolStatement | SessionStatement | AnnotationStatement) -> str:
         return self.identity.sign(signing_preimage(statement.TAG, self.chain_id, codec.encode(statement))).hex()
 
     async def take_part(self, limiter: trio.CapacityLimiter) -> None:
-        """Enrol and answer tasks, until cancelled."""
+        """Enrol this person and answer tasks, until the call is cancelled."""
         while True:
             try:
                 wait = await trio.to_thread.run_sync(self.run_step, limiter=limiter, abandon_on_cancel=True)
@@ -125,7 +130,7 @@ class SimulatedAnnotator:
             await trio.sleep(wait)
 
     def run_step(self) -> float:
-        """Do the next step of this person, and return the seconds until the one after it."""
+        """Do the next step of this person, and return the wait in seconds before the step after it."""
         if not self.token:
             return self.sign_in()
         found = self.site.send_request("GET", f"/api/tasks?limit={TASKS_AT_ONCE}", token=self.token)
@@ -134,7 +139,7 @@ class SimulatedAnnotator:
         if found.status != 200:
             return PAUSE_SECONDS
         replies = [self.submit_answer(task["assignment"], task["text"]) for task in found.body["tasks"]]
-        # After 410, another annotator has the place. After any other refusal, the person tries again later.
+        # 410: another annotator has the place in the task. After any other refusal, the person tries again later.
         return 0.0 if all(reply.status in (200, 201, 202, 410) for reply in replies) else PAUSE_SECONDS
 
     def sign_in(self) -> float:
@@ -167,7 +172,7 @@ class SimulatedAnnotator:
 def make_annotators(
     people: int, sites: Sequence[ServingPeerClient], truth: Mapping[str, int], seed: int
 ) -> list[SimulatedAnnotator]:
-    """Return the simulated people, in equal parts at all peers."""
+    """Return the simulated people, distributed evenly over all peers."""
     return [
         SimulatedAnnotator(
             name=f"person {number + 1}",

@@ -1,4 +1,4 @@
-"""The installed packages that Folkmoot requires, directly or not."""
+"""The installed packages that Folkmoot requires, directly or through other packages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
-LIGHT_EXTRAS = ("web", "upnp", "mdns")  # for a peer that does not train
+LIGHT_EXTRAS = ("web", "upnp", "mdns")  # extras of `pyproject.toml` for a peer that does not train
 PRODUCT_EXTRAS = (*LIGHT_EXTRAS, "data", "train")
 
 
 def required_distributions(extras: Iterable[str]) -> dict[str, metadata.Distribution]:
-    """Return the installed distributions that `pyproject.toml` requires with these extras, by canonical name."""
+    """Return the installed distributions that `pyproject.toml` requires with these extras, directly or not, by canonical name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     of_extras = (text for extra in extras for text in project["optional-dependencies"][extra])
     waiting = [Requirement(text) for text in (*project["dependencies"], *of_extras)]
@@ -38,12 +38,12 @@ def required_distributions(extras: Iterable[str]) -> dict[str, metadata.Distribu
 
 
 def requirements_of(distribution: metadata.Distribution, extra: str = "") -> Iterator[Requirement]:
-    """Yield the requirements of a distribution on this machine, with those of one extra."""
+    """Yield the requirements of a distribution on this machine, including those of the extra `extra`."""
     for requirement in map(Requirement, distribution.requires or ()):
         if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
             yield requirement
 
 
 def public_version(distribution: metadata.Distribution) -> str:
-    """Return the version without its local part, such as `+cpu`."""
+    """Return a distribution's version without its local part, such as `+cpu`."""
     return Version(distribution.version).public

@@ -1,8 +1,8 @@
 """`python -m tools.lock`: writes `requirements-hashed.txt` and `requirements-light.txt` from `constraints.txt`.
 
-Each entry has a version of `constraints.txt` and the hashes of its files, as the package index shows them. The lists leave out
-torch and the packages of its CUDA build, because every build of that torch will do. `requirements-light.txt` has the packages of
-a peer that does not train. Run this program with Python 3.11: later versions require fewer packages.
+Each entry has a package's version in `constraints.txt` and the hashes of its files in the package index. The lists leave out
+torch and the packages of its CUDA build, because each build of the right version of torch is allowed. `requirements-light.txt`
+has the packages of a peer that does not train. Run this program with Python 3.11: later versions require fewer packages.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ with command.main_context():
 
 
 def read_constraints() -> dict[str, str]:
-    """Return the versions of `constraints.txt` by name."""
+    """Return the packages' versions in `constraints.txt`, by name."""
     lines = (line for line in CONSTRAINTS.read_text().splitlines() if not line.startswith("#"))
     return dict(line.split("==") for line in lines)
 
 
 def is_of_use(file: str, version: str) -> bool:
-    """Return whether the file is of this version, for Linux or macOS, and for a supported Python."""
+    """Return whether a file of the index has this version and is for a supported Python on Linux or macOS."""
     try:
         if not file.endswith(".whl"):
             return str(parse_sdist_filename(file)[1]) == version
         _, found, _, tags = parse_wheel_filename(file)
-    except ValueError:  # old releases have other names and formats
+    except ValueError:  # old releases have file names and formats that packaging does not know
         return False
     return str(found) == version and any(
         (tag.interpreter in PYTHONS or (tag.abi == "abi3" and re.fullmatch(r"cp3(\d|1[0-3])", tag.interpreter)))
@@ -64,7 +64,7 @@ def is_of_use(file: str, version: str) -> bool:
 
 
 def fetch_hashes(versions: dict[str, str]) -> dict[str, set[str]]:
-    """Return the hashes of the files of each release, from the index that pip is set up with."""
+    """Return the hashes of each package's usable files, by name, from the package index that pip uses."""
     done = subprocess.run([sys.executable, "-c", LINKS, *versions], capture_output=True, text=True, check=True)
     found: dict[str, set[str]] = {name: set() for name in versions}
     for line in done.stdout.splitlines():

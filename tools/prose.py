@@ -1,7 +1,7 @@
 """`python -m tools.prose`: sentences of docstrings, comments and Markdown that a reader has to read twice.
 
     python -m tools.prose                 checks PLAIN, as `make lint` does; exit status 1 above the limit
-    python -m tools.prose --list PATH...  prints each sentence that is counted, with its place
+    python -m tools.prose --list PATH...  prints each counted sentence with its file and line
 
 A sentence is counted if it begins with a relative clause, puts its "of …" first, or hides its noun in a clause. Sentences of more
 than WORDS_MAX words are listed, and not counted. A low rate does not prove that a text is clear; a high rate proves the opposite.
@@ -20,15 +20,16 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[1]
-# Packages and pages whose prose has been rewritten. Each is held to PER_HUNDRED_MAX.
+# Packages and pages in which the counted sentences must not exceed PER_HUNDRED_MAX.
 PLAIN: Final = (
     *("benchmarks", "consensus", "curation", "demo", "features", "ledger", "peer", "protocol", "rlhf", "rounds", "scenarios"),
     *("storage", "tests", "tools", "training", "transport", "web", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
     *("docs/tutorials", "docs/how-to", "docs/reference", "docs/explanation", "docs/protocol", "docs/model"),
     *("docs/index.md", "docs/experiments.md", "docs/architecture.md", "docs/benchmarks.md"),
 )
-PER_HUNDRED_MAX: Final = 1.5  # trio, hypothesis and h11 have 0.5 to 1.5
-WORDS_MIN, WORDS_MAX = 4, 32  # fewer are a label, not a sentence
+# largest number of counted sentences in 100: the sources of trio, hypothesis and h11 have 0.5 to 1.5
+PER_HUNDRED_MAX: Final = 1.5
+WORDS_MIN, WORDS_MAX = 4, 32  # shortest and longest sentence in words: a shorter text is a label
 DOCUMENTED: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 HABITS: Final = {
     "begins with a clause": r"^(Who|What|Whoever|Whatever|Whose|Whom|Whether|Of (which|those|what|whom))\b(?!.*\?$)",
@@ -56,7 +57,10 @@ class Sentence(NamedTuple):
 
 
 def split_sentences(line: int, text: str) -> Iterator[Sentence]:
-    """Sentences of a text: code spans count as one word, links as their text, list items and cells of tables stand alone."""
+    """Yield the sentences of a text.
+
+    A code span counts as one word, a link as its text. List items and cells of tables are split.
+    """
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "X", text))
     for block in re.split(r"\n\s*\n|\n\s*[-*|#]\s*|\|", text):
         for part in re.split(r"(?<=[.!?])\s+(?=[A-Z`\"(])", " ".join(block.split())):
@@ -65,7 +69,7 @@ def split_sentences(line: int, text: str) -> Iterator[Sentence]:
 
 
 def python_sentences(source: str) -> Iterator[Sentence]:
-    """Docstrings, then comments; comments on adjacent lines are one text."""
+    """Yield the sentences of a module: docstrings, then comments. Comments on adjacent lines are one text."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)):
             yield from split_sentences(node.body[0].lineno, text)
@@ -80,7 +84,7 @@ def python_sentences(source: str) -> Iterator[Sentence]:
 
 
 def markdown_sentences(source: str) -> Iterator[Sentence]:
-    """Paragraphs, without code blocks."""
+    """Yield the sentences of a Markdown page, without its code blocks."""
     fenced, first, paragraph = False, 0, list[str]()
     for number, line in enumerate([*source.split("\n"), ""], 1):
         if line.lstrip().startswith("```"):

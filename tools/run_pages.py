@@ -1,18 +1,18 @@
-"""`python -m tools.run_pages PAGE...`: executes the code blocks of tutorials and how-to pages, in their order.
+"""`python -m tools.run_pages PAGE...`: executes the code blocks of tutorials and how-to pages, in order.
 
-Each page gets a temporary directory, and in it a home directory for each machine. A block's title names its machine
-(```` ```sh title="Anna" ````). Ports are replaced by free ones, and numbers of rounds by few. The runner obeys comments of a
+Each page gets a temporary directory, and in it a home directory for each machine. A block's title names its machine (```` ```sh
+title="Anna" ````). The runner replaces ports by free ports, and numbers of rounds by FEW_ROUNDS. The runner obeys comments of a
 page, which readers do not see:
 
     <!-- value: NAME -->   the longest word that the next block prints replaces NAME in later blocks
     <!-- until: COMMAND -->   repeats COMMAND on the next block's machine until it succeeds, before that block
     <!-- retry: REASON -->   repeats the next block until it succeeds
-    <!-- stop: REASON -->   stops the peer of the next block's machine before it
-    <!-- before: COMMAND -->   runs a command on that machine before it, in place of what a person does in a browser
-    <!-- skip: REASON -->   the next block is not executed here
+    <!-- stop: REASON -->   stops the peer of the next block's machine before that block
+    <!-- before: COMMAND -->   runs COMMAND on the next block's machine before that block, in place of a person in a browser
+    <!-- skip: REASON -->   leaves out the next block
 
-A block that ends in `peer run` or `peer join` stays in the background until the page ends. A block of `text` is expected output
-of the block before it: `…` stands for anything. A block of another language becomes the file that its title names.
+A block that ends in `peer run` or `peer join` stays in the background until the page ends. A block of `text` is the expected
+output of the block before it, where `…` stands for any text. A block of another language becomes the file that its title names.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 PAGES: Final = ("docs/tutorials", "docs/how-to")
-BLOCK_SECONDS_MAX: Final = 180  # a job of a few rounds on a busy machine
+BLOCK_SECONDS_MAX: Final = 180  # longest time of a block: a job of a few rounds on a busy machine
 STOP_SECONDS_MAX: Final = 20
 FEW_ROUNDS: Final = 3
-PORTS: Final = iter(range(20_000 + os.getpid() % 10_000, 32_000))  # below the range of outgoing connections
+# ports for peers, below the range that the system gives to outgoing connections
+PORTS: Final = iter(range(20_000 + os.getpid() % 10_000, 32_000))
 BLOCK: Final = re.compile(
     r"(?P<comments>(?:<!--[^>]*-->\s*)*)```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<code>.*?)```", re.DOTALL
 )
@@ -49,7 +50,7 @@ STAYS: Final = re.compile(r"^peer (run|join)\b(?!.*--help)")
 
 
 class PageError(Exception):
-    """A block failed, or printed something other than the page says."""
+    """Failure of a block: its command failed, or its output differs from the page."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def read_blocks(text: str) -> Iterator[Block]:
 
 
 def find_free_port() -> int:
-    """Return a port that nobody has. Ports of PORTS are never given to outgoing connections, and each is returned once."""
+    """Return a free port of PORTS. Each port is returned once, and the system gives none of them to outgoing connections."""
     for port in PORTS:
         with socket.socket() as found, suppress(OSError):
             found.bind(("127.0.0.1", port))
@@ -79,7 +80,7 @@ def find_free_port() -> int:
 
 
 def matches(expected: str, printed: str) -> bool:
-    """Return whether each expected line was printed, in this order. `…` stands for anything, and runs of spaces are one."""
+    """Return whether the output has each expected line, in this order. `…` stands for any text, and several spaces for one."""
     lines = iter([" ".join(line.split()) for line in printed.splitlines()])
     patterns = [
         ".*".join(re.escape(part.strip()) for part in " ".join(line.split()).split("…"))
@@ -91,7 +92,7 @@ def matches(expected: str, printed: str) -> bool:
 
 @dataclass
 class Machine:
-    """A home directory with ports of its own, and the peers that run there."""
+    """Machine of a page: a home directory with ports of its own, and the peers that run in it."""
 
     home: Path
     port: int = field(default_factory=find_free_port)
@@ -136,7 +137,7 @@ class Machine:
         return text
 
     def start(self, command: str) -> None:
-        """Start a command that stays, and wait until its peer answers."""
+        """Start a command that runs in the background, and wait until its peer answers."""
         log = (self.home / "peer.log").open("ab")
         self.running.append(
             subprocess.Popen(
@@ -152,7 +153,10 @@ class Machine:
         self.repeat("peer stats", self.running[-1])
 
     def repeat(self, command: str, process: subprocess.Popen[bytes] | None = None) -> str:
-        """Repeat a command until it succeeds. `PageError` after BLOCK_SECONDS_MAX, or if `process` has ended."""
+        """Repeat a command until it succeeds, and return its output.
+
+        Raises `PageError` after BLOCK_SECONDS_MAX, or if `process` ends.
+        """
         ends = time.monotonic() + BLOCK_SECONDS_MAX
         while True:
             try:
@@ -176,7 +180,7 @@ class Machine:
 
 
 def run_page(page: Path, show: bool = False) -> int:
-    """Execute a page's blocks and return their number. `PageError` names the line of a block that failed."""
+    """Execute a page's blocks and return their number. Raises `PageError` with the line of a block that failed."""
     machines: dict[str, Machine] = {}
     values: dict[str, str] = {}
     printed, count = "", 0
@@ -223,7 +227,7 @@ def run_page(page: Path, show: bool = False) -> int:
 
 
 def report_page(page: Path, show: bool) -> int:
-    """Execute a page, print one line or the error, and return an exit status."""
+    """Execute a page, print one line with the result or the error, and return an exit status."""
     began = time.monotonic()
     try:
         print(f"{page}: {run_page(page, show)} blocks, {time.monotonic() - began:.1f} s", flush=True)

@@ -1,4 +1,4 @@
-"""`python -m tools.same_code OLD [NEW]`: whether two revisions differ in comments and docstrings alone.
+"""`python -m tools.same_code OLD [NEW]`: checks that two revisions differ in comments and docstrings alone.
 
 It compares the syntax trees of all Python files without their docstrings, and prints the files whose code differs. NEW is the
 working tree by default. The exit status is 1 if a file differs, was added or was removed.
@@ -30,7 +30,7 @@ def read_file(revision: str | None, name: str) -> str:
 
 
 def dump_code(source: str) -> str:
-    """The syntax tree without docstrings and positions. A body that only has a docstring counts as `pass`."""
+    """Return the syntax tree as text, without docstrings and positions. A body with a docstring alone counts as `pass`."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:

@@ -60,7 +60,7 @@ def make_component(name: str, distribution: metadata.Distribution, kind: Compone
 
 
 def licence_of(distribution: metadata.Distribution) -> str:
-    """Return the licence that a package declares: an expression, a short text, a classifier, or a text's first line."""
+    """Return the licence that a package declares: its expression, short text, classifier, or the first line of its text."""
     fields = distribution.metadata.get_all
     [expression], [text] = (fields(name) or [""] for name in ("License-Expression", "License"))
     classifiers = (line.rpartition(" :: ")[2] for line in fields("Classifier") or () if line.startswith("License ::"))
@@ -69,7 +69,7 @@ def licence_of(distribution: metadata.Distribution) -> str:
 
 
 def vendored_components() -> list[Component]:
-    """Return the libraries that `web/vendor/README.md` lists."""
+    """Return the vendored JavaScript libraries that `web/vendor/README.md` lists."""
     return [
         Component(
             name=row["name"],

@@ -1,6 +1,6 @@
 """`python -m tools.stand_in_annotators ADDRESS`: three people who answer tasks at a peer until none is left, for tests of pages.
 
-They speak HTTP as the pages do, with a key each, and always give the first answer.
+The three people send the same HTTP requests as the pages, each with an own key, and always choose the first option.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from curation.simulated_annotators import ServingPeerClient, SimulatedAnnotator
 from protocol.identity import Identity
 
 PEOPLE: Final = 3
-IDLE_SECONDS: Final = 8.0  # without a task: each answer waits for a block
+IDLE_SECONDS: Final = 8.0  # time without a new answer after which the program ends: each answer waits for a block
 SECONDS_MAX: Final = 120.0
 
 

@@ -1,1 +1,1 @@
-"""Labels and annotators' reliability, estimated in fixed-point arithmetic."""
+"""Estimation of labels and of annotators' reliability, in integers and fractions that are equal on every machine."""

@@ -1,7 +1,7 @@
 """Agreement of annotators beyond chance, as exact fractions.
 
 Krippendorff (2011), "Computing Krippendorff's Alpha-Reliability", section D: α from coincidences within units, which may lack
-values. Cohen (1960): κ of two annotators. Both are 1 for full agreement, and 0 for agreement as by chance.
+values. Cohen (1960): κ of two annotators. α and κ are 1 for full agreement, and 0 for agreement as by chance.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from curation.estimation.online_dawid_skene import BINARY_CLASSES, class_count, 
 from curation.limits import VOTES_MAX
 from curation.tasks.answers import Answer, QuestionKind
 
-COINCIDENCE_UNIT: Final = lcm(*range(1, VOTES_MAX))  # a pair in a unit of m votes counts 1/(m−1): an integer in this unit
+# denominator of coincidences: a pair in a unit of m votes counts 1/(m−1), which is an integer multiple of 1/COINCIDENCE_UNIT
+COINCIDENCE_UNIT: Final = lcm(*range(1, VOTES_MAX))
 
 
 class MeasurementLevel(enum.StrEnum):
@@ -32,7 +33,10 @@ def measurement_level(kind: QuestionKind) -> MeasurementLevel:
 
 
 def agreement_units(kind: QuestionKind, options: int, many: bool, answers: Sequence[Answer]) -> list[list[int]]:
-    """Return the units of a task, with one value per answer: one unit, or one for each option, or for each two ranked items."""
+    """Return the units of a task, each with one value per answer.
+
+    A task has one unit, with `many` one for each option, and as a ranking one for each two items.
+    """
     if many:
         return [list(said) for said in zip(*(tuple(option_flags(options, answer)) for answer in answers), strict=True)]
     if kind is not QuestionKind.RANKING:
@@ -42,12 +46,15 @@ def agreement_units(kind: QuestionKind, options: int, many: bool, answers: Seque
 
 
 def value_count(kind: QuestionKind, options: int, many: bool) -> int:
-    """Return the number of values that a unit may have. The lowest value is 0, or 1 for a rating."""
+    """Return the number of different values in the units of such a project. The lowest value is 0, or 1 for a rating."""
     return BINARY_CLASSES if many or kind is QuestionKind.RANKING else class_count(kind, options)
 
 
 def add_coincidences(counts: Sequence[int], values: int, units: Sequence[Sequence[int]], lowest: int = 0) -> tuple[int, ...]:
-    """Return a table of coincidences, row by row, with those of more units added. `counts` may be empty before the first unit."""
+    """Return the table of coincidences `counts`, row by row, with the coincidences of `units` added.
+
+    `counts` is empty before the first unit.
+    """
     after = list(counts) or [0] * values**2
     for (a, b), more in count_coincidences(units).items():
         after[(a - lowest) * values + b - lowest] += more
@@ -55,12 +62,18 @@ def add_coincidences(counts: Sequence[int], values: int, units: Sequence[Sequenc
 
 
 def alpha_from_table(counts: Sequence[int], values: int, metric: MeasurementLevel) -> Fraction | None:
-    """Return α of a table of coincidences, or None. It does not depend on the number of the lowest value."""
+    """Return α of a table of coincidences, or None if fewer than two values occur.
+
+    The first row may stand for the value 0 or 1.
+    """
     return alpha_from_coincidences({divmod(place, values): count for place, count in enumerate(counts) if count}, metric)
 
 
 def count_coincidences(units: Sequence[Sequence[int]]) -> Counter[tuple[int, int]]:
-    """Count pairs of values in the same unit, in 1/COINCIDENCE_UNIT. A unit has at most VOTES_MAX values; one makes no pair."""
+    """Return the count of each pair of values within one unit, in 1/COINCIDENCE_UNIT. A unit has at most VOTES_MAX values.
+
+    A single value forms no pair.
+    """
     found: Counter[tuple[int, int]] = Counter()
     for values in units:
         assert len(values) <= VOTES_MAX
@@ -74,7 +87,10 @@ def count_coincidences(units: Sequence[Sequence[int]]) -> Counter[tuple[int, int
 
 
 def alpha_from_coincidences(together: Mapping[tuple[int, int], int], metric: MeasurementLevel) -> Fraction | None:
-    """Return α = 1 − (n − 1) Σ o δ² ∕ Σ n n δ², or None without two different values. `together`: in 1/COINCIDENCE_UNIT."""
+    """Return α = 1 − (n − 1) Σ o δ² ∕ Σ n n δ², or None if fewer than two values occur.
+
+    `together`: o by pair of values, in 1/COINCIDENCE_UNIT.
+    """
     marginals: Counter[int] = Counter()
     for (value, _), count in together.items():
         marginals[value] += count
@@ -88,7 +104,7 @@ def alpha_from_coincidences(together: Mapping[tuple[int, int], int], metric: Mea
 
 
 def _difference(marginals: Counter[int], values: Sequence[int], a: int, b: int, metric: MeasurementLevel) -> int:
-    """Return δ² of two values a < b. The ordinal δ² has the factor 4 COINCIDENCE_UNIT², which both sums of α share."""
+    """Return δ² of two values a < b. The ordinal δ² has the factor 4 COINCIDENCE_UNIT², which cancels in α."""
     match metric:
         case MeasurementLevel.NOMINAL:
             return 1
@@ -100,7 +116,10 @@ def _difference(marginals: Counter[int], values: Sequence[int], a: int, b: int, 
 
 
 def cohen_kappa(both: Sequence[tuple[int, int]]) -> Fraction | None:
-    """Return Cohen's κ from two annotators' values of common units. None: there is no unit, or all values are the same."""
+    """Return Cohen's κ of two annotators.
+
+    `both`: their values in each common unit. None: there is no unit, or all values are equal.
+    """
     count = len(both)
     first, second = Counter(a for a, _ in both), Counter(b for _, b in both)
     by_chance = sum(first[value] * second[value] for value in first)
@@ -114,8 +133,8 @@ def pairwise_kappas(
 ) -> list[tuple[bytes, bytes, int, Fraction | None]]:
     """Return pairs of annotators, the lower key first, with their number of common units and κ.
 
-    `units`: value by annotator, for each unit. At most `most` pairs are returned: those with most common units, each with at
-    least `least` of them.
+    `units`: value by annotator, for each unit. The result has at most `most` pairs of annotators: those with the most common
+    units. Pairs with fewer than `least` common units are left out.
     """
     both: dict[tuple[bytes, bytes], list[tuple[int, int]]] = {}
     for said in units:

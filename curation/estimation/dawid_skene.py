@@ -1,14 +1,15 @@
-"""Estimate of a whole project from all its votes: annotators' confusion tables and tasks' labels, in alternation.
+"""Estimate of all labels of a project from all its votes: annotators' confusion tables and tasks' labels, in alternation.
 
 Dawid and Skene (1979), section 3: expectation maximisation, here of the posterior, with a Dirichlet prior on each row of a
 confusion table. Three changes prevent estimates that are worse than a plain majority:
 
 - The prior of a class is the square root of its frequency. With the frequency itself, tasks of a rare class go to a common one.
   With equal priors, tasks of the common class go to the rare one.
-- The first labels are shares of the votes, without annotators that gold contradicts. Iterations find a maximum near their start.
-  A start from gold alone trusts annotators that are right on gold and on nothing else.
-- A solution and its contrary explain the votes equally well. Iteration `REVIEW_ITERATION` takes the one with which most
-  annotators agree.
+- The first probabilities of a label are the classes' shares of the votes, without annotators that are mostly wrong on gold.
+  Iterations find a maximum near their start. A start from gold alone would trust annotators that are right on gold and on nothing
+  else.
+- A solution and the solution with exchanged classes explain the votes equally well. Iteration `REVIEW_ITERATION` takes the
+  solution with which most annotators agree.
 
 The number of iterations is fixed. Probabilities, counts and logarithms are integers (`fixed_point`), so sums have one value in
 any order.
@@ -24,11 +25,12 @@ from numpy.typing import NDArray
 from curation.estimation.fixed_point import ONE, Ints, log2, normalize_scores
 from curation.estimation.online_dawid_skene import PRIOR_WRONG
 
-# The Dirichlet prior of a row: PRIOR_RIGHT tasks answered rightly, PRIOR_WRONG wrongly. With 6, tasks of a common class go to a
-# rare one. With 12, tables of liars stay near those of unknown annotators (decision 110).
+# Prior number of rightly answered tasks in a row of a confusion table, beside PRIOR_WRONG wrongly answered ones. With 6, tasks of
+# a common class get the label of a rare class. With 12, tables of liars stay near those of unknown annotators (decision 110).
 PRIOR_RIGHT: Final = 8
-ITERATIONS: Final = 30  # 60 more change one of 67,500 labels (five seeds of all crowds of `benchmarks.labels`)
-REVIEW_ITERATION: Final = 20  # the ten iterations after it suffice to reach the contrary solution
+# iterations of the estimate: 60 more change one of 67,500 labels (five seeds of all crowds of `benchmarks.labels`)
+ITERATIONS: Final = 30
+REVIEW_ITERATION: Final = 20  # iteration that may exchange the classes: the ten later ones suffice to reach the other solution
 NO_GOLD: Final[Ints] = np.zeros((0, 2), dtype=np.int64)
 CLASS_PRIOR_TASKS: Final = 1  # prior number of tasks of each class
 
@@ -36,8 +38,9 @@ CLASS_PRIOR_TASKS: Final = 1  # prior number of tasks of each class
 class ConfusionTables:
     """Confusion tables of all annotators, from votes in any order.
 
-    `annotator`, `said`: annotator and class of each vote. `counts`: (cells, classes), in units of 1/ONE. A cell is an annotator
-    with an answer: a column of its confusion table. Only cells with votes are stored.
+    `annotator`, `said`: annotator and class of each vote. `counts`: (cells, classes), tasks in units of 1/ONE. A cell
+    is a pair of an annotator and a class that it voted for: one column of its confusion table. Cells without votes are not
+    stored.
     """
 
     def __init__(self, classes: int, annotators: int, annotator: Ints, said: Ints, prior_right: int) -> None:
@@ -55,7 +58,7 @@ class ConfusionTables:
         self.counts = self._by_cell.sum_rows(label)
 
     def log_likelihoods(self) -> Ints:
-        """Return (votes, classes): log₂ of the probability of each vote if its task has that class, in units of 2⁻²⁴."""
+        """Return (votes, classes): log₂ of the probability of each vote if its task has the column's class, in units of 2⁻²⁴."""
         rows = self._by_annotator.sum_rows(self.counts)
         seen = log2(self.counts * self._others + self._prior)
         of = log2((rows + self._prior_tasks) * self._others)
@@ -63,7 +66,9 @@ class ConfusionTables:
 
 
 class DawidSkene:
-    """Estimate of one question with `classes` answers. It begins with shares of the votes, and `run_iteration` improves it.
+    """Estimate of the labels for one question with `classes` answers.
+
+    The first estimate is the shares of the votes. `run_iteration` improves the estimate.
 
     `votes` has a row for each vote: task, annotator, class. Tasks and annotators count from 0, and an annotator has at most one
     vote on a task. A task or an annotator may be without votes. `gold` has a row for each task whose class is known: task, class.
@@ -73,7 +78,7 @@ class DawidSkene:
     def __init__(self, classes: int, tasks: int, annotators: int, votes: Ints, gold: Ints = NO_GOLD) -> None:
         assert classes >= 2 and tasks and annotators and votes.ndim == 2 and votes.shape[1] == 3
         self.classes, self.tasks, self.annotators = classes, tasks, annotators
-        self.votes = votes[np.lexsort((votes[:, 1], votes[:, 0]))]  # sorted by task
+        self.votes = votes[np.lexsort((votes[:, 1], votes[:, 0]))]  # sorted by task, then by annotator
         self._task, annotator, self._said = self.votes.T.copy()
         self._by_task, self._by_annotator = GroupSums(self._task, tasks), GroupSums(annotator, annotators)
         self._annotator, self._turned = annotator, 0
@@ -87,7 +92,7 @@ class DawidSkene:
         self._learn(self._shares(self._trusted))
 
     def run_iteration(self) -> None:
-        """Compute all labels from the confusions, then all confusions from the labels."""
+        """Compute the class probabilities of all tasks from the confusion tables, then the tables from these probabilities."""
         label = self.posterior()
         self._turned += 1
         if self._turned == REVIEW_ITERATION:
@@ -95,10 +100,10 @@ class DawidSkene:
         self._learn(label)
 
     def _reviewed(self, label: Ints) -> Ints:
-        """Return `label`, or the shares of votes of contradicted annotators, if these cast most votes of the trusted ones.
+        """Return `label`, or the vote shares of contradicted annotators, if they cast most of the trusted annotators' votes.
 
-        An annotator is contradicted if its votes are right less often than a guess. Tasks with gold do not count: annotators may
-        recognise them.
+        An annotator is contradicted if its votes equal `label` less often than a guess would. Gold tasks do not count: annotators
+        may recognise them.
         """
         unknown = self.gold_of_votes < 0
         votes = self._votes_by_annotator(unknown)
@@ -108,22 +113,28 @@ class DawidSkene:
         return self._shares(contradicted) if 2 * votes[contradicted].sum() > votes[self._trusted].sum() else label
 
     def _shares(self, chosen: NDArray[np.bool_]) -> Ints:
-        """Return (tasks, classes): shares of the votes of these annotators, in units of 1/ONE; zeros without such votes."""
+        """Return (tasks, classes): the shares of the chosen annotators' votes, in units of 1/ONE.
+
+        A task without such votes has zeros.
+        """
         rows = np.flatnonzero(chosen[self._annotator])
         cells = self._task[rows] * self.classes + self._said[rows]
         counts = np.bincount(cells, minlength=self.tasks * self.classes).reshape(self.tasks, self.classes)
         return pin_gold_classes(counts * ONE // np.maximum(counts.sum(axis=1, keepdims=True), 1), self._gold)
 
     def _votes_by_annotator(self, chosen: NDArray[np.bool_]) -> Ints:
-        """Return the number of chosen votes of each annotator."""
+        """Return for each annotator the number of its votes that are True in `chosen`."""
         return np.bincount(self._annotator[chosen], minlength=self.annotators)
 
     def _learn(self, label: Ints) -> None:
         self._confusions.update_counts(label[self._task])
-        self._common = label[self._by_task.present].sum(axis=0)  # tasks of each class, in units of 1/ONE
+        self._common = label[self._by_task.present].sum(axis=0)  # number of tasks with votes in each class, in units of 1/ONE
 
     def posterior(self) -> Ints:
-        """Return (tasks, classes): the probability of each class, in units of 1/ONE. Without votes it is the class's prior."""
+        """Return (tasks, classes): the probability of each class, in units of 1/ONE.
+
+        A task without votes gets the classes' priors.
+        """
         return pin_gold_classes(normalize_scores(self._scores(self._confusions.log_likelihoods())), self._gold)
 
     def leave_one_out_posterior(self) -> Ints:
@@ -138,7 +149,7 @@ class DawidSkene:
 
     @property
     def checkable_votes(self) -> NDArray[np.bool_]:
-        """Rows of `votes` that can be compared with others: the task is gold, or has another vote."""
+        """Mask of the rows of `votes` that can be checked: the task is gold, or has another vote."""
         return cast(
             NDArray[np.bool_], (np.bincount(self._task, minlength=self.tasks)[self._task] > 1) | (self.gold_of_votes >= 0)
         )
@@ -148,7 +159,10 @@ class DawidSkene:
 
 
 def pin_gold_classes(chance: Ints, gold: Ints) -> Ints:
-    """Make the classes of `gold` certain in `chance`, in place, and return it. Rows with −1 in `gold` do not change."""
+    """Set the class in `gold` to probability ONE in each row of `chance`, in place, and return `chance`.
+
+    Rows with −1 in `gold` do not change.
+    """
     rows = np.flatnonzero(gold >= 0)
     chance[rows] = 0
     chance[rows, gold[rows]] = ONE

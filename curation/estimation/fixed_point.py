@@ -1,6 +1,5 @@
-"""Logarithms and powers of two in integers, so that every machine computes the same bits. Not even the tables use floats.
-
-Both interpolate linearly in tables of 4,096 steps, with an error of at most 2⁻²².
+"""Logarithms and powers of two in integers, so that every machine computes the same bits. Even the tables are computed without
+floats. `log2` and `negative_power_of_two` interpolate linearly in tables of 4,096 steps, with an error of at most 2⁻²².
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
-ONE: Final = 1 << 20  # a probability of 1; a million tasks sum up to 2⁴⁰, times 16 options to 2⁴⁴: far below 2⁶³
+ONE: Final = 1 << 20  # a probability of 1: sums over a million tasks reach 2⁴⁰, and over their 16 options 2⁴⁴, far below 2⁶³
 LOG_BITS: Final = 24  # fractional bits of a logarithm
 LOG_ONE: Final = 1 << LOG_BITS
-POWER_BITS: Final = 30  # fractional bits of a power; times ONE it is 2⁵⁰, and a sum of 16 of them 2⁵⁴
-STEP_BITS: Final = 12  # a table has 2¹² steps
-REST_BITS: Final = 28  # bits of a mantissa after those that choose the step
+POWER_BITS: Final = 30  # fractional bits of a power: a product with ONE has 2⁵⁰, and a sum of 16 products 2⁵⁴, far below 2⁶³
+STEP_BITS: Final = 12  # bits of an index into a table: it has 2¹² steps
+REST_BITS: Final = 28  # lower bits of a mantissa, which interpolate between two steps
 MANTISSA_BITS: Final = STEP_BITS + REST_BITS
 
 
@@ -46,16 +45,19 @@ def negative_power_of_two(falls: Ints) -> Ints:
 
 
 def normalize_scores(scores: Ints) -> Ints:
-    """Return rows of probabilities in 1/ONE, from logarithms in units of 2⁻²⁴.
+    """Return rows of probabilities in units of 1/ONE, from logarithms in units of 2⁻²⁴.
 
-    Rounding takes less than a row's length from its sum.
+    Each row sums up to ONE, less a rounding error below one unit per column.
     """
     weights = negative_power_of_two(scores.max(axis=1, keepdims=True) - scores)
     return cast(Ints, weights * ONE // weights.sum(axis=1, keepdims=True))
 
 
 def _logs() -> Ints:
-    """Return log₂(1 + i ∕ 4096), bit by bit: the number is squared, and the bit is 1 if the square is at least 2."""
+    """Return the table of log₂(1 + i ∕ 4096).
+
+    It is computed bit by bit: the number is squared, and the bit is 1 if the square is at least 2.
+    """
     bits = 30
     numbers = (1 << bits) + (np.arange(1 << STEP_BITS, dtype=np.int64) << (bits - STEP_BITS))
     found = np.zeros_like(numbers)
@@ -68,7 +70,10 @@ def _logs() -> Ints:
 
 
 def _powers() -> Ints:
-    """Return 2 to the power of −i ∕ 4096 in units of 2⁻³⁰, as products of repeated square roots of a half."""
+    """Return the table of 2 to the power of −i ∕ 4096 in units of 2⁻³⁰.
+
+    It is computed as products of repeated square roots of a half.
+    """
     bits = 60
     roots = [1 << (bits - 1)]
     for _ in range(STEP_BITS):

@@ -1,4 +1,4 @@
-"""Labels from votes: the probability of each class, by how often labels and these annotators' votes coincided before.
+"""Labels from votes: the probability of each class, by how often the annotators' earlier votes coincided with the labels.
 
 Dawid and Skene (1979), section 2, with a Dirichlet prior on each row of an annotator's confusion table: eight tasks of the class,
 six of them answered rightly. Every number is a fraction of integers, so that all peers find the same label. This is the running
@@ -21,19 +21,19 @@ from typing import Final
 from curation.estimation.rank_aggregation import order_confidence, ranked_pairs_order
 from curation.tasks.answers import PAIR_ANSWERS, Answer, QuestionKind
 
-# Prior number of tasks answered rightly, and of tasks answered wrongly, which all other classes share. Two unknown annotators who
-# agree are just enough for a label. With half of both numbers, luck in the first tasks costs one label in 150. With twice both,
-# every third liar costs as many labels.
+# Prior number of rightly answered tasks of a class, and of wrongly answered tasks, which its wrong classes share. Two unknown
+# annotators who agree are just enough for a label. With half of these priors, luck in the first tasks costs one label in 150.
+# With twice these priors, a third of liars among the annotators costs one label in 150.
 PRIOR_RIGHT: Final = 6
 PRIOR_WRONG: Final = 2
-LABEL_CONFIDENCE_MIN: Final = Fraction(9, 10)  # probability at which a label needs no further vote
-BINARY_CLASSES: Final = 2  # classes of one option of an answer with many: off and on
+LABEL_CONFIDENCE_MIN: Final = Fraction(9, 10)  # lowest probability of a label at which its task needs no further vote
+BINARY_CLASSES: Final = 2  # number of classes of one option in an answer with several options: off and on
 
 Counts = Sequence[int]
 
 
 def class_count(kind: QuestionKind, options: int) -> int:
-    """Return the number of classes of a question; 0 for a ranking, which is not the choice of one answer."""
+    """Return the number of classes of a question: one for each possible answer. It is 0 for a ranking, which has no classes."""
     return {QuestionKind.PAIR: len(PAIR_ANSWERS), QuestionKind.RANKING: 0}.get(kind, options)
 
 
@@ -48,11 +48,11 @@ def answer_of(kind: QuestionKind, found: int) -> Answer:
 
 
 def option_flags(options: int, answer: Answer) -> Iterator[int]:
-    """Return for each option 1 if the answer contains it, else 0."""
+    """Yield for each option 1 if the answer contains it, else 0."""
     return (int(option in answer) for option in range(options))
 
 
-# Running -----------------------------------------------------------------------------------------------------------------
+# Estimate of a task -----------------------------------------------------------------------------------------------------
 
 
 def estimate_label(
@@ -60,8 +60,8 @@ def estimate_label(
 ) -> tuple[Answer, Fraction]:
     """Return the most likely label of a task and its probability.
 
-    `votes`: for each vote on the task, the annotator's counts so far and its answer. For many options or a ranking, the
-    probability is that of the weakest part.
+    `votes`: for each vote on the task, the annotator's counts from earlier tasks and its answer. With `many`, the probability is
+    that of the least certain option. For a ranking, it is that of the two neighbours with the least certain order.
     """
     if kind is QuestionKind.RANKING:
         order = ranked_pairs_order([answer for _, answer in votes])
@@ -79,7 +79,7 @@ def estimate_label(
 def updated_counts(
     kind: QuestionKind, options: int, many: bool, counts: Counts, label: Answer, answer: Answer
 ) -> tuple[int, ...]:
-    """Return an annotator's counts after one more task with this label. `counts` may be empty before the first task."""
+    """Return an annotator's counts with one more task, of this label and answer. `counts` is empty before its first task."""
     if kind is QuestionKind.RANKING:
         return ()
     if not many:
@@ -100,7 +100,10 @@ def _of_option(counts: Counts, option: int) -> Counts:
 
 
 def vote_likelihood(counts: Counts, classes: int, label: int, vote: int) -> tuple[int, int]:
-    """Return the probability of this vote if the task has this label, as numerator and denominator. `counts` may be empty."""
+    """Return the probability of this vote if the task has this label, as numerator and denominator.
+
+    `counts`: the annotator's counts; empty before its first task.
+    """
     row = counts[label * classes : (label + 1) * classes] if counts else [0] * classes
     others = classes - 1
     prior = PRIOR_RIGHT * others if vote == label else PRIOR_WRONG

@@ -1,7 +1,6 @@
-"""Orders from comparisons: of the few items of a ranking, and of all items that a project's pairs compare.
-
-Tideman (1987), ranked pairs. Bradley and Terry (1952), by Hunter's (2004) algorithm, section 2; a tie is half a win for each
-item. Both are computed in integers.
+"""Orders of items from comparisons. The items of a ranking: ranked pairs, Tideman (1987). All items that a project's pairs
+compare: strengths of Bradley and Terry (1952), by Hunter's (2004) algorithm, section 2; a tie is half a win for each item.
+Integer arithmetic gives every peer the same results.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ from typing import Final, TypeVar
 
 from curation.tasks.answers import Answer
 
-STRENGTH_ONE: Final = 1 << 20  # of a virtual opponent with a win and a loss against each item, so that all strengths are finite
-BRADLEY_TERRY_TURNS: Final = 200  # iterations, after which no strength of 50 items changes by a thousandth
-FIRST, SECOND, TIE = 0, 1, 2  # answers that compare the items of a pair; the fourth, "both bad", does not
+# strength of a virtual opponent with a win and a loss against each item, so that all strengths are finite
+STRENGTH_ONE: Final = 1 << 20
+BRADLEY_TERRY_TURNS: Final = 200  # number of iterations, after which no strength of 50 items changes by a thousandth
+FIRST, SECOND, TIE = 0, 1, 2  # answers that compare the items of a pair; the fourth answer, "both bad", does not
 
 Item = TypeVar("Item", bound=Hashable)
 
@@ -30,15 +30,16 @@ def preference_margin(rankings: Sequence[Answer], better: int, worse: int) -> in
 
 
 def ranked_pairs_order(rankings: Sequence[Answer]) -> Answer:
-    """Return the order of items, the best first. Pairs are locked by falling margins, except pairs that would close a cycle.
+    """Return the items in order, the best first.
 
-    Pairs with equal margins are ordered by the number of the better item, then of the worse one. Without a majority, the item
-    with the lower number is the better one. `rankings`: at least one, all of the same items 0..n−1.
+    Pairs are locked in the order of falling margins, except pairs that would close a cycle. Pairs with equal margins are ordered
+    by the number of the better item, then of the worse one. In a pair with margin 0, the item with the lower number is the better
+    one. `rankings`: at least one ranking, each of the items 0..n−1.
     """
     items = range(len(rankings[0]))
     margins = {(a, b): preference_margin(rankings, a, b) for a, b in combinations(items, 2)}
     won = [(-abs(more), a, b) if more >= 0 else (-abs(more), b, a) for (a, b), more in margins.items()]
-    beaten: list[set[int]] = [set() for _ in items]  # items that each item beats, also through others
+    beaten: list[set[int]] = [set() for _ in items]  # items that each item beats, directly or through other items
     for _, better, worse in sorted(won):
         if better in beaten[worse]:
             continue
@@ -50,7 +51,10 @@ def ranked_pairs_order(rankings: Sequence[Answer]) -> Answer:
 
 
 def order_confidence(rankings: Sequence[Answer], order: Answer, odds: Fraction) -> Fraction:
-    """Return the probability that the least clear two neighbours are in order. `odds`: of one vote to order two items rightly."""
+    """Return the probability that the order of two neighbours is right, for the neighbours with the lowest margin.
+
+    `odds`: the odds that one ranking orders two items rightly.
+    """
     least = min(preference_margin(rankings, better, worse) for better, worse in pairwise(order))
     weight = odds**least
     return weight / (weight + 1)

@@ -2,12 +2,10 @@
 
 An annotator's votes are compared with gold, or else with the labels that the *others'* votes give in the whole estimate: its own
 vote is left out. A vote counts only if it was committed before the first opening of its task, because a visible answer can be
-copied.
-
-The others can be wrong. So an annotator's confusions are the most likely ones, given the others' probabilities of each label:
-Dawid and Skene's iterations, for the table of one annotator. A task counts in proportion to the others' certainty, see
-`certainty_of`. For two classes, this is the information that such a task gives about an accuracy. The weight is Wilson's (1927)
-lower bound of the accuracy, as the mean over classes, less the accuracy of a guess.
+copied. The others' labels can be wrong. So an annotator's confusion table is the most likely one, given the others' probabilities
+of each label: Dawid and Skene's iterations, for the table of one annotator. A task counts in proportion to the certainty of the
+others' label, see `certainty_of`. For two classes, this certainty is the information that the task gives about the annotator's
+accuracy. The weight is Wilson's (1927) lower bound of the accuracy, as the mean over classes, less the accuracy of a guess.
 """
 
 from __future__ import annotations
@@ -22,24 +20,27 @@ from curation.estimation.dawid_skene import ConfusionTables, DawidSkene, pin_gol
 from curation.estimation.fixed_point import ONE, Ints, log2, normalize_scores
 from curation.estimation.online_dawid_skene import PRIOR_WRONG
 
-# z² of the bound, with z = 1.645: luck exceeds the bound in one of twenty cases. With 1.28 (one of ten), an annotator that
-# guesses gets a third of an honest one's points in one of thirty projects of 40 answers each. With 1.96, hardly any annotator
-# earns points there (`benchmarks.labels`).
+# z² of Wilson's lower bound as a fraction, with z = 1.645: the true accuracy is below the bound in one of twenty cases. With z =
+# 1.28 (one of ten), an annotator that guesses gets a third of an honest annotator's points in one of thirty projects of 40
+# answers each. With z = 1.96, hardly any annotator earns points in such projects (`benchmarks.labels`).
 Z2_ABOVE, Z2_BELOW = 27_060, 10_000
-WEIGHT_ONE: Final = 1 << 20  # a weight of 1, which no estimate reaches
+WEIGHT_ONE: Final = 1 << 20  # unit of weights: a weight of 1, which no annotator reaches
 # Prior number of right answers in each class, beside PRIOR_WRONG wrong ones: an unknown annotator is right half of the time.
 PRIOR_RIGHT: Final = PRIOR_WRONG
-ITERATIONS: Final = 20  # after which no table changes by a thousandth of a task
+ITERATIONS: Final = 20  # number of iterations, after which no confusion table changes by a thousandth of a task
 
 
 def certainty_of(chance: Ints) -> Ints:
-    """Return the certainty of each row of probabilities, in 1/ONE: Σ p², scaled to 0 for equal and ONE for certain classes."""
+    """Return the certainty of each row of probabilities, in units of 1/ONE.
+
+    It is Σ p², scaled to 0 if all classes are equally likely and to ONE if a class is certain.
+    """
     classes = chance.shape[1]
     return cast(Ints, np.maximum((classes * (chance * chance).sum(axis=1) // ONE - ONE) // (classes - 1), 0))
 
 
 class Reputation:
-    """Confusions of all annotators, measured by gold and by the others' votes. `run_iteration` improves them.
+    """Confusion tables of all annotators, measured by gold and by the others' votes. `run_iteration` improves the tables.
 
     `blind`: 1 for each row of `whole.votes` that was committed before the first opening of its task, else 0.
     """
@@ -55,14 +56,14 @@ class Reputation:
         self._tasks = others * self._counted // ONE
 
     def run_iteration(self) -> None:
-        """Update the annotators' confusions, then the class probabilities of the tasks."""
+        """Compute the confusion tables from the class probabilities of the tasks, then these probabilities from the tables."""
         self._own.update_counts(self._tasks)
         self._tasks = (
             pin_gold_classes(normalize_scores(self._spoken + self._own.log_likelihoods()), self._gold) * self._counted // ONE
         )
 
     def confusion_counts(self) -> Ints:
-        """Return (annotators, classes, 2) in units of 1/ONE: tasks of the class, and those of them with the right answer."""
+        """Return (annotators, classes, 2) in units of 1/ONE: tasks of the class, and among them the rightly answered ones."""
         found = np.zeros((self._annotators, self._classes, 2), dtype=np.int64)
         np.add.at(found[:, :, 0], self._annotator, self._tasks)
         np.add.at(found[:, :, 1], (self._annotator, self._said), self._tasks[np.arange(len(self._said)), self._said])
@@ -70,7 +71,10 @@ class Reputation:
 
 
 def lower_bound(right: int, seen: int) -> int:
-    """Return Wilson's lower bound of a probability, in units of 1/WEIGHT_ONE; 0 without trials. Trials are in units of 1/ONE."""
+    """Return Wilson's lower bound of a probability, in units of 1/WEIGHT_ONE.
+
+    `right`, `seen`: successes and trials, in units of 1/ONE. Without trials it is 0.
+    """
     if seen == 0:
         return 0
     z2 = Z2_ABOVE * ONE // Z2_BELOW
@@ -79,9 +83,10 @@ def lower_bound(right: int, seen: int) -> int:
 
 
 def annotator_weight(questions: Sequence[Sequence[tuple[int, int]]]) -> int:
-    """Return an annotator's weight in units of 1/WEIGHT_ONE. `questions`: tasks (seen, right) for each question and class.
+    """Return an annotator's weight in units of 1/WEIGHT_ONE.
 
-    A project has one question, or one for each option if an answer has many.
+    `questions`: for each question and class, its tasks (seen, right) in units of 1/ONE. A project has one question, or one
+    for each option if an answer has many.
     """
     if not questions:
         return 0
@@ -93,9 +98,10 @@ def annotator_weight(questions: Sequence[Sequence[tuple[int, int]]]) -> int:
 
 
 def divide_points(points: int, shares: Mapping[bytes, int]) -> dict[bytes, int]:
-    """Divide points among annotators by their shares, so that the sum is exact. Nobody gets points if all shares are 0.
+    """Divide points among annotators in proportion to their shares, and return points by key.
 
-    Each annotator gets the whole part of its share. Points that are left go to the largest remainders, then to the lowest keys.
+    Their sum is `points`, or 0 if all shares are 0. Each annotator gets its part, rounded down. The points that remain go one by
+    one to the largest fractional parts; among equal ones, to the lowest keys.
     """
     total = sum(shares.values())
     if not total:

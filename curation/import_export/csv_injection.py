@@ -1,17 +1,21 @@
-"""Cells of CSV files that a spreadsheet would run as formulas."""
+"""Quotation of CSV cells that a spreadsheet would run as formulas."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-# OWASP's list for CSV injection, with the full-width forms that spreadsheets in Japanese and Chinese accept.
+# Characters that begin a formula: OWASP's list for CSV injection, with the full-width forms that Japanese and Chinese
+# spreadsheets accept.
 FORMULA_STARTS: Final = frozenset("=+-@\t\r\n＝＋－＠")
 _PLAIN_NUMBER: Final = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 
 
 def quote_cell(text: str) -> str:
-    """Return the text, with an apostrophe before it if it could be a formula. A plain number such as -1 needs none."""
+    """Return the cell's text, with an apostrophe before it if a spreadsheet could run it as a formula.
+
+    A number such as -1 needs none.
+    """
     # A formula behind apostrophes is quoted, too, so that `unquote_cell` can remove exactly one apostrophe.
     is_formula = text.lstrip("'")[:1] in FORMULA_STARTS and not _PLAIN_NUMBER.fullmatch(text)
     return f"'{text}" if text and is_formula else text

@@ -1,4 +1,4 @@
-"""Formats of exports. Each is made from the lines of `jsonl`, so that all peers at one height write the same file.
+"""Formats of exports. Each format is derived from the lines of `jsonl`, so that all peers at one height write the same file.
 
 A line is a settled task with all its votes.
 """
@@ -24,19 +24,20 @@ from curation.tasks.task_pages import AnnotationTask, task_id
 from protocol.errors import UserError
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-ISO_MS_MAX: Final = 253_402_300_799_999  # the end of the year 9999: ISO 8601 has four digits for a year
+# latest time in milliseconds: the end of the year 9999, since ISO 8601 has four digits for a year
+ISO_MS_MAX: Final = 253_402_300_799_999
 Line = dict[str, Any]
-Lines = Callable[[], Iterable[Line]]  # each call iterates over all lines again, which may not fit into memory
+Lines = Callable[[], Iterable[Line]]  # function that iterates over all lines at each call: the lines may not fit into memory
 
 
 @dataclass(frozen=True, slots=True)
 class ExportFormat:
     content_type: str
-    write: Callable[[ProjectSpec, Lines], Iterator[str]]  # raises `UserError` if the project is of another kind
+    write: Callable[[ProjectSpec, Lines], Iterator[str]]  # raises `UserError` if the format does not support the kind of project
 
 
 def label_record(asked: ProjectSpec, row: TaskRow, text: AnnotationTask | None, votes: Iterable[Assignment | None]) -> Line:
-    """Return the line of a settled task. `text` is None if its page is not here. `votes` are all assignments of the task."""
+    """Return the line of a settled task. `text` is None if this peer lacks its page. `votes` are all assignments of the task."""
     assert row.label is not None
     line: Line = {
         "task": task_id(row.project, row.number).hex(),
@@ -70,7 +71,7 @@ def _jsonl(asked: ProjectSpec, lines: Lines) -> Iterator[str]:
 
 
 def _csv(asked: ProjectSpec, lines: Lines) -> Iterator[str]:
-    """Yield a row for each task, for spreadsheets: its label in words, its number of votes, and how many are for the label."""
+    """Yield CSV: a row for each task with its label in words, its number of votes and the number of votes for the label."""
     places = range(1, 1 + max((len(line["items"]) for line in lines() if "text" in line), default=0))
     yield _row(["number", "text", *(f"item{place}" for place in places), "label", "votes", "agree", "height", "task", "time"])
     for line in lines():
@@ -82,13 +83,14 @@ def _csv(asked: ProjectSpec, lines: Lines) -> Iterator[str]:
 
 
 def _as_iso(time_ms: int) -> str:
-    """Return a time as spreadsheets and Label Studio read it, such as 2026-11-28T13:06:25.000Z."""
+    """Return a time in the form that spreadsheets and Label Studio read, such as 2026-11-28T13:06:25.000Z."""
     time = EPOCH + timedelta(milliseconds=min(time_ms, ISO_MS_MAX))
     return time.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
 
 
 def _row(cells: list[Any]) -> str:
-    # The writer quotes cells with characters of its line end. With CRLF, it also quotes a carriage return in a cell.
+    # The CSV writer quotes a cell that contains a character of the line end. With the line end CRLF, it also quotes cells with a
+    # carriage return.
     written = io.StringIO(newline="")
     csv.writer(written, lineterminator="\r\n").writerow(quote_cell(cell) if isinstance(cell, str) else cell for cell in cells)
     return written.getvalue().removesuffix("\r\n") + "\n"
@@ -98,7 +100,7 @@ def _row(cells: list[Any]) -> str:
 
 
 def _label_studio(asked: ProjectSpec, lines: Lines) -> Iterator[str]:
-    """Yield an annotation for each task: its label. Tasks without their text are left out."""
+    """Yield Label Studio's JSON: each task with its label as an annotation. Tasks without text are left out."""
     number = -1
     for number, line in enumerate(line for line in lines() if "text" in line):
         names = ("task", "number", "height", "time_ms", "text", "items")
@@ -132,7 +134,7 @@ def _tag(name: str, to: str, kind: str, value: Any, field: str = "") -> Line:
 
 
 def _preferences(asked: ProjectSpec, lines: Lines) -> Iterator[str]:
-    """Yield a line for each pair, except pairs with the label "both bad" and pairs without their text."""
+    """Yield a line for each pair, except pairs with the label "both bad" and pairs without text."""
     if asked.kind is not QuestionKind.PAIR:
         raise UserError(
             f"preferences need a project of pairs, and this project has tasks of type {asked.kind}: export it as jsonl"
@@ -156,15 +158,21 @@ def _preferences(asked: ProjectSpec, lines: Lines) -> Iterator[str]:
 
 
 def preference_share(chosen: int, votes: Sequence[int]) -> Fraction:
-    """Return the share of votes for `chosen`, at least 1/2: the label has weighed the votes. A tie is half a vote."""
+    """Return the share of votes for `chosen`, where a tie is half a vote.
+
+    It is at least 1/2, since the weighted votes chose the label.
+    """
     compared = [vote for vote in votes if vote in (FIRST, SECOND, TIE)]
     if not compared:
-        return Fraction(1)  # the author decided without such votes
+        return Fraction(1)  # the author chose the label, and no vote compares the items
     return max(Fraction(1, 2), Fraction(2 * compared.count(chosen) + compared.count(TIE), 2 * len(compared)))
 
 
 def _scores(lines: Lines) -> dict[tuple[str, str], float]:
-    """Return Bradley–Terry strengths of items that several pairs of one prompt compare. An unknown item has 1."""
+    """Return Bradley–Terry strengths by prompt and item, of items that are in two or more pairs.
+
+    Without evidence, an item has strength 1.
+    """
     met = Counter((line["text"], item) for line in lines() for item in line["items"])
     games = [
         ((line["text"], line["items"][0]), (line["text"], line["items"][1]), line["label"][0])

@@ -1,16 +1,16 @@
-"""Exports of labels that everybody can verify: each line has proofs of its rows, under a state root that a quorum has signed.
-
-A folder has `labels.jsonl`, as any export writes it, and the proofs that each of its lines is decided:
+"""Exports of labels with proofs that everybody can verify. Each line follows from rows of the ledger's tables. Each row has a
+proof under a state root that a quorum has signed. An exported folder has `labels.jsonl`, like any export, and the proofs of its
+lines:
 
 | file | content |
 |---|---|
 | `project.proof` | row of the project, as `peer prove` writes it: the genesis, the voters' signatures, the roots of all tables |
-| `pages.proof` | rows of its pages: encodings of `RowWithProof`, each behind its length (u32) |
-| `labels.proof` | rows behind each line: encodings of `LineProof`, each behind its length |
+| `pages.proof` | rows of its pages: encodings of `RowWithProof`, each after its length (u32) |
+| `labels.proof` | rows of each line: encodings of `LineProof`, each after its length |
 | `pages/N` | page number N, with the tasks under the root in its row |
 
-Each line follows from these rows alone: the verifier computes it again and compares the two. The export is complete if its number
-of lines equals the number of settled tasks in the project's row, and task numbers ascend.
+Each line follows from these rows alone: the verifier computes the line again and compares the two lines. The export is complete
+if its number of lines equals the number of settled tasks in the project's row, and task numbers ascend.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ LABELS_PROOF: Final = "labels.proof"
 PAGES_PROOF: Final = "pages.proof"
 PROJECT_PROOF: Final = "project.proof"
 PAGES: Final = "pages"
-PROVEN_BYTES_MAX: Final = (1 + ASSIGNED_MAX) * (ROW_BYTES_MAX + 34 * 256)  # bytes of a line's proofs, of all its rows
+# largest size in bytes of a line's rows with their proofs
+PROVEN_BYTES_MAX: Final = (1 + ASSIGNED_MAX) * (ROW_BYTES_MAX + 34 * 256)
 
 
 R = TypeVar("R")
@@ -56,7 +57,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class RowWithProof:
-    """Row with its proof. It has no key, because the verifier knows which row it needs."""
+    """Row of a table with its proof. The row's key is left out, because the verifier knows which row it needs."""
 
     value: RowValue
     proof: KeyProof
@@ -65,12 +66,13 @@ class RowWithProof:
 @dataclass(frozen=True, slots=True)
 class LineProof:
     task: RowWithProof
-    votes: Annotated[tuple[RowWithProof, ...], Length(0, ASSIGNED_MAX)]  # all assignments of the task, in the order of its row
+    # all assignments of the task, in the order of `TaskRow.annotators`
+    votes: Annotated[tuple[RowWithProof, ...], Length(0, ASSIGNED_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedExport:
-    """Content of a folder, proven to readers who trust the genesis of its chain."""
+    """Verified content of an exported folder. Its proof holds for readers who trust the genesis of its chain."""
 
     row: VerifiedRow  # row of the project
     project: Project
@@ -78,7 +80,7 @@ class VerifiedExport:
     without_text: int
 
 
-# Making ------------------------------------------------------------------------------------------------------------------
+# Export ------------------------------------------------------------------------------------------------------------------
 
 
 def iter_page_proofs(state: CurationState, key: bytes) -> Iterator[bytes]:
@@ -89,7 +91,10 @@ def iter_page_proofs(state: CurationState, key: bytes) -> Iterator[bytes]:
 def iter_proven_lines(
     state: CurationState, key: bytes, page: Callable[[TaskPageRow], TaskPageBlob | None]
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield each line of the export with its entry of `labels.proof`. Reading rows may raise `StorageError`."""
+    """Yield each line of the export with its entry in `labels.proof`.
+
+    `page` returns a page's tasks. Reading rows may raise `StorageError`.
+    """
     project = state.projects[key]
     for number in range(project.pages):
         entry = state.pages[page_key(key, number)]
@@ -116,13 +121,13 @@ def _framed(data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + data
 
 
-# Checking ----------------------------------------------------------------------------------------------------------------
+# Verification ------------------------------------------------------------------------------------------------------------
 
 
 class LabelProofVerifier:
-    """Verifier of a folder. Raises `RemoteProtocolError`, which names the file, the line and the fault.
+    """Verifier of an exported folder. Its errors are `RemoteProtocolError`s with the file, the line and the fault.
 
-    `read` takes the name of a small file of the folder. It returns no bytes for a page that the folder lacks.
+    `read` returns the content of a small file in the folder, by name; for a page that the folder lacks, no bytes.
     """
 
     def __init__(self, read: Callable[[str], bytes]) -> None:
@@ -133,7 +138,7 @@ class LabelProofVerifier:
         self._project, self._key = self.row.record, self.row.key
 
     def verify_lines(self, lines: Iterable[str], proofs: Iterator[bytes]) -> VerifiedExport:
-        """Verify all lines of the export. `proofs` are the entries of `labels.proof`, see `iter_frames`."""
+        """Verify all lines of the export. `proofs` are the entries in `labels.proof`, see `iter_frames`."""
         pages = self._pages()
         before, count, without_text = -1, 0, 0
         for count, line in enumerate(lines, 1):
@@ -160,7 +165,7 @@ class LabelProofVerifier:
         return VerifiedExport(self.row, self._project, count, without_text)
 
     def _pages(self) -> list[tuple[int, int, TaskPageBlob | None]]:
-        """Return for each page its range of task numbers, and the page if the folder has it."""
+        """Return for each page its range of task numbers, and its tasks if the folder has them."""
         found = list[tuple[int, int, TaskPageBlob | None]]()
         proofs = iter_frames(io.BytesIO(self._read(PAGES_PROOF)))
         for number in range(self._project.pages):
@@ -223,7 +228,10 @@ def _bad(detail: str) -> RemoteProtocolError:
 
 
 def verify_folder(directory: Path, chain_id: str) -> VerifiedExport:
-    """Verify a folder. Raises `UserError` with the file, the line and the fault. `chain_id` is in hex; empty: any chain."""
+    """Verify an exported folder.
+
+    Raises `UserError` with the file, the line and the fault. `chain_id`: in hex; empty accepts any chain.
+    """
     if chain_id and not re.fullmatch("[0-9a-fA-F]{64}", chain_id):
         raise UserError(f"--chain-id {chain_id!r} is not a chain id: it must have 64 hexadecimal digits")
 

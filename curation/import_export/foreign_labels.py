@@ -1,6 +1,5 @@
-"""Rows and labels of other programs, and of our own exports.
-
-Rows get our names of fields. Some labels become suggestions or gold, and all others are counted with a reason.
+"""Rows and labels from files of other programs, and from our own exports. Rows get our field names. Some labels become
+suggestions or gold; all others are left out, and counted with a reason.
 """
 
 from __future__ import annotations
@@ -16,26 +15,30 @@ from features.text_tables import pluralize
 from protocol.errors import UserError
 
 Fields = dict[str, Any]
-EXPORTED_COLUMNS: Final = frozenset(("number", "text", "label", "votes", "agree", "height", "task"))  # columns of our CSV
+EXPORTED_COLUMNS: Final = frozenset(("number", "text", "label", "votes", "agree", "height", "task"))  # columns of exports in CSV
 _EXPORTED_LINE: Final = frozenset(("task", "number", "label", "label_text", "height", "votes"))
-_EXPORTED_DATA: Final = frozenset(("task", "number", "height", "items"))  # data of a task in exports for Label Studio
-_EVEN: Final = 0.5  # the `p` of a tie, and of a pair whose votes were equal
+_EXPORTED_DATA: Final = frozenset(("task", "number", "height", "items"))  # fields in `data` of a task in exports for Label Studio
+_EVEN: Final = 0.5  # `p` in exported preferences of a tie, and of a pair with equally many votes for each item
 _REFUSED: Final = ("reject", "ignore")  # values of Prodigy's `answer` that reject the label
-# The most likely first. Prodigy has `accept`, `answer` and `spans`, doccano `label` and `entities`, spaCy `cats`.
+# Fields that may have a label, the most likely field first. Prodigy has `accept`, `answer` and `spans`, doccano `label` and
+# `entities`, spaCy `cats`.
 LABEL_FIELDS: Final = ("label", "labels", "annotations", "predictions", "accept", "answer", "spans", "entities", "cats", "votes")
 EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
 
 
 class UnusableLabel(str):
-    """Reason why a label is no answer. It replaces the label."""
+    """Reason why a label is no answer, such as "is a tie". It is stored in place of the label."""
 
 
 class AmbiguousLabel(UnusableLabel):
-    """Reason why a label may be either of two answers. It replaces the label."""
+    """Reason why a label may mean two different answers. It is stored in place of the label."""
 
 
 def standard_fields(fields: Fields, question: AnswerSchema) -> Fields | None:
-    """Return the row with our names, or None for an exported line without its text, which was redacted or missing."""
+    """Return the row with our field names.
+
+    None: an exported line without text, since its task was redacted or its page missing.
+    """
     fields = {name: value if name == "text" else _choices(value, question) for name, value in fields.items()}
     if isinstance(fields.get("data"), dict) and "text" not in fields:
         return _of_label_studio(fields, question)
@@ -54,7 +57,7 @@ def standard_fields(fields: Fields, question: AnswerSchema) -> Fields | None:
 
 
 def _choices(value: Any, question: AnswerSchema) -> Any:
-    """Return the value, or the texts of its options if Label Studio wrote it as choices in CSV."""
+    """Return the value of a field. Label Studio's choices, also as JSON in a CSV cell, become the texts of the options."""
     if isinstance(value, str) and value.startswith('{"choices"'):
         try:
             value = json.loads(value)
@@ -81,11 +84,11 @@ def _of_export(fields: Fields, question: AnswerSchema) -> Fields | None:
 
 
 def _texts(said: Any, question: AnswerSchema) -> Any:
-    """Return the texts of options as `OptionText`. A ranking has numbers instead."""
+    """Return the texts of options as `OptionText`. The numbers of a ranking do not change."""
     if question.kind is QuestionKind.RANKING or not isinstance(said, list):
         return said
     if not said and question.many:
-        return OptionText(NONE_OF_THEM)  # an empty list would count as no label
+        return OptionText(NONE_OF_THEM)  # an empty list would count as a missing label
     return [OptionText(part) if isinstance(part, str) else part for part in said]
 
 
@@ -121,7 +124,10 @@ def _only(answers: Fields) -> Any:
 
 
 def _answers(fields: Fields, name: str, question: AnswerSchema, is_ours: bool) -> Fields:
-    """Return the answer by the name of each control. All annotations agree on it, or all that are marked as the truth."""
+    """Return the answer by the name of each control in Label Studio.
+
+    All annotations must agree; if some are marked as the ground truth, only these count.
+    """
     given = [one for one in _objects(fields.get(name)) if not one.get("was_cancelled")]
     given = [one for one in given if one.get("ground_truth") is True] or given
     found: dict[str, list[Any]] = {}
@@ -162,7 +168,10 @@ def _of_result(value: Any, data: Fields, question: AnswerSchema, is_ours: bool) 
 
 
 def _of_stars(stars: int, question: AnswerSchema, is_ours: bool) -> Any:
-    """Return the answer for Label Studio's stars, which count from 1. The text of an option may be another number."""
+    """Return the option for a number of Label Studio's stars, which count from 1.
+
+    It is ambiguous if the text of another option is this number.
+    """
     if question.kind is not QuestionKind.RATING or not 1 <= stars <= len(question.options):
         return stars
     counted = OptionText(question.options[stars - 1])
@@ -173,7 +182,7 @@ def _of_stars(stars: int, question: AnswerSchema, is_ours: bool) -> Any:
 
 
 class ForeignLabels:
-    """Labels of one file. `taken`: fields that have another use in it."""
+    """Labels of one file. `taken`: fields that `--columns` assigns to another purpose."""
 
     def __init__(self, question: AnswerSchema, gold_from: str, taken: Collection[str]) -> None:
         self._question, self._gold_from = question, gold_from
@@ -183,7 +192,10 @@ class ForeignLabels:
         self._reasons: dict[str, str] = {}
 
     def gold_answer(self, where: str, fields: Fields, items: int) -> Answer | None:
-        """Return the right answer, or None without one. Raises `UserError` if the field is no answer."""
+        """Return the right answer of a task, or None if its row has none.
+
+        Raises `UserError` if the field's value is no answer.
+        """
         said = fields.get("gold")
         if not self._gold_from or self._gold_from == "gold":
             return self.parse_label(where, "gold", said, items)
@@ -193,7 +205,10 @@ class ForeignLabels:
         return None if said in EMPTY else self.parse_label(where, self._gold_from, said, items)
 
     def parse_label(self, where: str, name: str, said: Any, items: int) -> Answer | None:
-        """Return the answer in a field that a person named. A label that another program has rejected is None, and is counted."""
+        """Return the answer in the field `name`.
+
+        A label that another program has rejected gives None, and is counted as skipped.
+        """
         if isinstance(said, AmbiguousLabel):
             raise UserError(f"{where}: {name} {said}")
         if isinstance(said, UnusableLabel):
@@ -202,7 +217,7 @@ class ForeignLabels:
         return self._question.parse_answer(where, name, said, items)
 
     def find_suggestion(self, where: str, fields: Fields, items: int) -> tuple[str, Answer] | None:
-        """Return the first label that is an answer, with its field. All other labels are counted."""
+        """Return the first label that is an answer, with its field name. All other labels are counted as skipped."""
         found: tuple[str, Answer] | None = None
         for name in self._fields:
             said = fields.get(name)

@@ -21,45 +21,45 @@ from protocol import codec
 from protocol.errors import UserError
 from storage.foreign_text import ENDINGS, decode_text, describe_columns, open_csv
 
-SPARE_BYTES: Final = 64  # bytes of an entry in addition to its task
-MISFITS_MAX: Final = 20  # invalid lines that an error names; reading ends there
+SPARE_BYTES: Final = 64  # bytes of a page's entry in addition to its task
+MISFITS_MAX: Final = 20  # invalid lines in an error message: reading ends after them
 TASKS_MAX: Final = PAGES_MAX * PAGE_TASKS_MAX
 NAMES: Final = ("text", "items", "suggestion", "gold")  # fields of a task
-SHOWN: Final = 64  # characters of an unknown name in an error
-NAMES_SHOWN: Final = 200  # characters of a row's names in an error
+SHOWN: Final = 64  # characters of an unknown field name in an error message
+NAMES_SHOWN: Final = 200  # characters of a row's field names in an error message
 JSON_ENDINGS: Final = (".json", ".jsonl", ".ndjson")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-# Names that are recognized in any letter case.
+# Field names that are recognized in any letter case.
 _KNOWN: Final = frozenset((*NAMES, *COLUMNS, *LABEL_FIELDS, *EXPORTED_COLUMNS, "data", "prompt", "chosen", "rejected"))
 
 
 class TaskWithGold(NamedTuple):
     task: AnnotationTask
-    gold: tuple[int, ...] | None  # the right answer, if it is known
+    gold: tuple[int, ...] | None  # the right answer; None: unknown
 
 
 class ParsedTasks(NamedTuple):
     tasks: list[TaskWithGold]
-    notes: tuple[str, ...]  # one sentence each, for the person who imports
+    notes: tuple[str, ...]  # sentences for the person who imports, such as about labels that were left out
 
 
 class InvalidTasks(UserError):
-    """Problems of a file. Each names its line, or its task in Label Studio's JSON, counted from 1."""
+    """Problems of a file with tasks. Each problem names its line, or its task in Label Studio's JSON, counted from 1."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
 
 
-Row = Fields | UserError  # fields of a line, or the reason why it is no task
+Row = Fields | UserError  # fields of a line, or the reason why the line is no task
 
 
 class FieldNameMap(NamedTuple):
-    """Names of fields that are recognized in any letter case and with spaces around them."""
+    """Field names of a file and their meanings. They are recognized in any letter case and with spaces around them."""
 
-    columns: Mapping[str, str]  # names that a person gave, by ours
+    columns: Mapping[str, str]  # the file's field name by our name, from `--columns`
     gold_from: str
-    known: Mapping[str, str]  # our names, by the same name in lower case
+    known: Mapping[str, str]  # recognized field names, by their lower-case form
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, str], gold_from: str) -> FieldNameMap:
@@ -69,12 +69,15 @@ class FieldNameMap(NamedTuple):
         return cls(given, gold, ours | {name.casefold(): name for name in (*given.values(), gold) if name})
 
     def to_our_names(self, where: str, theirs: list[str]) -> list[str]:
-        """Return the names, with recognized ones as we write them. Raises `UserError` if two of them mean the same."""
+        """Return the file's field names, with recognized names in our spelling.
+
+        Raises `UserError` if two names mean the same field.
+        """
         meant = [self.known.get(name.strip().casefold(), name) for name in theirs]
         for name in meant:
             if meant.count(name) == 1 or self.known.get(name.casefold()) != name:
                 continue
-            # A name as we write it has priority over other spellings, unless a person has given it.
+            # Our spelling of a name has priority over its other spellings, unless `columns` or `gold_from` has the name.
             if theirs.count(name) != 1 or name in (*self.columns.values(), self.gold_from):
                 twice = ", ".join(repr(other) for other, one in zip(theirs, meant, strict=True) if one == name)
                 raise UserError(f"{where}: {meant.count(name)} fields mean {name!r}: {twice[:NAMES_SHOWN]}")
@@ -91,9 +94,10 @@ def read_tasks(
     columns: Mapping[str, str] = MappingProxyType({}),
     gold_from: str = "",
 ) -> ParsedTasks:
-    """Return the tasks of a file. `columns`: the file's names of some of `COLUMNS`. `gold_from`: its field with right answers.
+    """Return the tasks of a file.
 
-    Raises `InvalidTasks` for lines that are no tasks, and `UserError` for a file of another kind.
+    `columns`: the file's field names by names in `COLUMNS`. `gold_from`: the file's field with right answers. Raises
+    `InvalidTasks` for lines that are no tasks, and `UserError` for a file of another format.
     """
     text, note = decode_text(name, data)
     names = FieldNameMap.from_columns(columns, gold_from)
@@ -103,7 +107,7 @@ def read_tasks(
 
 
 def is_table(name: str, text: str) -> bool:
-    """Return whether a file is CSV, by its ending. If that is neither CSV's nor JSON's, the beginning of the text decides."""
+    """Return whether a file is CSV, by its extension. With an unknown extension, the beginning of the text decides."""
     ending = name.lower()
     return ending.endswith(ENDINGS) or not (ending.endswith(JSON_ENDINGS) or re.match(r"\s*([\[{]|$)", text))
 
@@ -118,11 +122,11 @@ def parse_tasks(
     columns: Mapping[str, str] = MappingProxyType({}),
     gold_from: str = "",
 ) -> ParsedTasks:
-    """Return the tasks of rows, each with its place and its fields. Other parameters and errors are those of `read_tasks`."""
+    """Return the tasks of rows. A row has its position, such as `tasks.csv:3`, and its fields. Otherwise like `read_tasks`."""
     question, names = AnswerSchema(kind, tuple(options), many), FieldNameMap.from_columns(columns, gold_from)
     labels = ForeignLabels(question, names.gold_from, names.columns.values())
     tasks: list[TaskWithGold] = []
-    offered: list[tuple[str, str, tuple[int, ...]] | None] = []  # label of each task: its place, field and answer
+    offered: list[tuple[str, str, tuple[int, ...]] | None] = []  # label of each task: its position in the file, field and answer
     problems: list[str] = []
     seen, without_text = set[str](), 0
     for where, row in rows:
@@ -160,7 +164,10 @@ def parse_tasks(
 def _with_suggestions(
     tasks: list[TaskWithGold], offered: list[tuple[str, str, tuple[int, ...]] | None], labels: ForeignLabels
 ) -> list[TaskWithGold]:
-    """Make labels suggestions, unless there is gold: a suggestion beside it, or its absence, could give the gold away."""
+    """Return the tasks with their labels as suggestions.
+
+    With gold in the file, labels are skipped: suggestions could reveal the gold.
+    """
     has_gold = any(given.gold is not None for given in tasks)
     found = []
     for given, label in zip(tasks, offered, strict=True):
@@ -178,14 +185,14 @@ def _with_suggestions(
 
 
 def _named(where: str, row: Fields, names: FieldNameMap) -> Fields:
-    """Return the row with our names. Items in fields of their own become one list."""
+    """Return the row with our field names. The fields `item1`, `item2` and so on become the list `items`."""
     found = dict(zip(names.to_our_names(where, list(row)), row.values(), strict=True))
     items = [found[item] for item in ITEMS if item in found]
     return {"items": items, **found} if items else found
 
 
 def _renamed(where: str, row: Fields, columns: Mapping[str, str]) -> Fields:
-    """Return the row with the names of `columns` replaced by ours. Fields without a value are left out."""
+    """Return the row with the file's field names in `columns` replaced by our names. Empty fields among them are left out."""
     if not columns:
         return row
     _require(where, row, columns)
@@ -195,7 +202,7 @@ def _renamed(where: str, row: Fields, columns: Mapping[str, str]) -> Fields:
 
 
 def _require(where: str, names: Iterable[str], columns: Mapping[str, str]) -> None:
-    """Raise `UserError` if a name of `columns` is missing."""
+    """Raise `UserError` if the file lacks a field of `columns`."""
     known = list(names)
     missing = [theirs for theirs in columns.values() if theirs not in known]
     if missing:
@@ -278,7 +285,7 @@ def _asked(where: str, row: Fields, kind: QuestionKind) -> tuple[str, tuple[str,
 
 
 def split_into_pages(tasks: list[TaskWithGold]) -> Iterator[list[TaskWithGold]]:
-    """Split tasks into pages, each as large as a page may be."""
+    """Yield the tasks of each page. A page has as many tasks as fit into PAGE_TASKS_MAX and PAGE_BYTES_MAX."""
     page: list[TaskWithGold] = []
     size = 0
     for task in tasks:

@@ -1,8 +1,9 @@
 """The ledger module of curation.
 
-Time alone changes nothing. The first batch of a block handles expired entries, by the time of the parent block. Then the
-statements of each batch act. A statement that cannot act is passed over and counted: another peer may have carried it before, or
-another annotator may have the place.
+A batch is a transaction of a serving peer with annotators' statements. Time alone changes nothing: the first batch of a block
+handles expired entries, by the time of the parent block. Then the statements of each batch act. A statement that cannot act is
+passed over and counted: another peer may have carried it before, or another annotator may have the place in the task. A task has
+one place for each requested vote.
 
 | a task is | event | consequence |
 |---|---|---|
@@ -12,8 +13,8 @@ another annotator may have the place.
 | opening | the last requested vote is opened | the label is decided, or another vote is requested, or the author reviews |
 | opening | the minute is over | unopened votes are forfeited, their places are free, and the task is begun again |
 
-An annotator without an answer ENROLMENT_MS after its enrolment loses its place, and may enrol again. A closed project gives out
-no tasks and takes no commitments. A minute later its close begins, see `project_close`.
+An annotator without an answer ENROLMENT_MS after its enrolment is removed, and may enrol again. A closed project gives out no
+tasks and takes no commitments. A minute later the computation of its results begins, see `project_close`.
 """
 
 from __future__ import annotations
@@ -120,15 +121,17 @@ if TYPE_CHECKING:
     from curation.ledger.project_close import ProjectCloser
 
 ANNOTATOR_ROLE: Final = "annotator"  # the ledger role of a serving peer
-DRAWS_FOR_COST: Final = 3  # draws that cost as much as a signature check
-LOOKS_FOR_COST: Final = 6  # begun tasks that a draw tries at the same cost
-ANSWERS_FOR_COST: Final = 4  # gold answers at the same cost, each with a proof of eight hashes
-OPENING_COST: Final = 4  # signature checks; the last opening of a task computes its label and its annotators' skills
-CHANGES_MAX: Final = 16  # cached changes of one height: each serving peer may have a pending batch
+DRAWS_FOR_COST: Final = 3  # draws of tasks that cost as much as one signature check
+LOOKS_FOR_COST: Final = 6  # begun tasks that draws can try at the cost of one signature check
+ANSWERS_FOR_COST: Final = 4  # gold answers that cost as much as one signature check: each has a proof of eight hashes
+# cost of an opening in signature checks: a task's last opening computes its label and its annotators' skills
+OPENING_COST: Final = 4
+CHANGES_MAX: Final = 16  # cached state changes of one height: each serving peer may have a pending batch
 
 
 COST_OF_STATEMENT_MAX: Final = max(1 + -(-LEASES_MAX // DRAWS_FOR_COST), OPENING_COST)
-COST_OF_LOOKS: Final = -(-DRAW_LOOKS_MAX // LOOKS_FOR_COST)  # cost per batch with leases; a draw's cost includes LOOKS_FOR_DRAW
+# cost of DRAW_LOOKS_MAX in signature checks, once per batch with lease requests; the cost of each draw includes LOOKS_FOR_DRAW
+COST_OF_LOOKS: Final = -(-DRAW_LOOKS_MAX // LOOKS_FOR_COST)
 assert 1 + BATCH_MAX * COST_OF_STATEMENT_MAX + COST_OF_LOOKS <= COST_PER_BLOCK_MAX, "any batch fits into a block"
 
 
@@ -137,7 +140,7 @@ class InapplicableStatement(Exception):
 
 
 def signed_statement(carrier: bytes, part: EnrolmentEntry | LeaseRequest | AnswerCommitment) -> EmbeddedStatement:
-    """Return the statement that the annotator signed for this part of the carrier's batch."""
+    """Return the statement that the annotator signed for this entry of a batch. `carrier`: the batch's author."""
     match part:
         case EnrolmentEntry():
             said: EnrolStatement | SessionStatement | AnnotationStatement = EnrolStatement(part.name, carrier, part.custodial)
@@ -154,12 +157,12 @@ def project_id(author: bytes, nonce: int) -> bytes:
 
 
 def runs_curation(view: StateReader) -> bool:
-    """Return whether this network runs the module. Networks that were founded without it can add it by an upgrade."""
+    """Return whether this network runs the module. Networks that were founded without this module can add it by an upgrade."""
     return any(module.name == CurationModule.name for module in view.module_state(NetworkState).modules)
 
 
 def serving_peers(members: MembersState) -> tuple[bytes, ...]:
-    """Return the keys of members that serve annotators, ascending."""
+    """Return the keys of members with the role annotator, in ascending order."""
     return tuple(
         sorted(key for key, member in members.members.items() if ANNOTATOR_ROLE in member.roles and members.is_current_key(key))
     )
@@ -184,7 +187,7 @@ class CurationModule(Module[CurationState]):
 
     @cached_property
     def _closer(self) -> ProjectCloser:
-        from curation.ledger.project_close import ProjectCloser  # it needs numpy, and the other transactions do not
+        from curation.ledger.project_close import ProjectCloser  # imported late: only closing a project needs numpy
 
         return ProjectCloser()
 
@@ -213,9 +216,13 @@ class CurationModule(Module[CurationState]):
     def apply_transaction(
         self, state: CurationState, said: DecodedTransaction, view: StateReader, context: BlockContext
     ) -> StateChange:
-        """Apply a transaction. Changes are cached, because a peer does so about four times, mostly to the same state."""
+        """Apply a transaction.
+
+        State changes are cached: a peer applies a transaction about four times, mostly to the same state.
+        """
         members = view.module_state(MembersState)
-        given = (said.author, said.transaction, members, replace(context, facts=()))  # facts of the block change nothing here
+        # no transaction of curation depends on the block's facts
+        given = (said.author, said.transaction, members, replace(context, facts=()))
         for before, of, change in self._changes:
             if before is state and of == given:
                 return change
@@ -240,16 +247,21 @@ class CurationModule(Module[CurationState]):
             case StatementBatch():
                 self._batch(work, said, members, context)
         change = StateChange(work.new_state())
-        of_height = [known for known in self._changes if known[1][-1].height == context.height]  # others are obsolete
+        # changes of other heights are obsolete
+        of_height = [known for known in self._changes if known[1][-1].height == context.height]
         self._changes = [*of_height, (state, given, change)][-CHANGES_MAX:]
         return change
 
     def follow_key_rotations(self, state: CurationState, current: Callable[[bytes], bytes]) -> CurationState:
-        """Move the places of a serving peer to its new key. Rows that name a peer stay, since readers ask for its current key."""
+        """Move a serving peer's number of annotators to its new key.
+
+        Rows that name the old key stay: readers look up the current key.
+        """
         rows: dict[bytes, PeerAnnotators | None] = {}
         for old, share in state.shares.items():
             if (new := current(old)) != old:
-                other = rows.get(new) or state.shares.get_record(new) or PeerAnnotators(0)  # enrolments in the same block
+                # the new key has a row if it enrolled annotators in this block
+                other = rows.get(new) or state.shares.get_record(new) or PeerAnnotators(0)
                 rows |= {old: None, new: PeerAnnotators(other.annotators + share.annotators)}
         return replace(state, shares=state.shares.with_rows(rows)) if rows else state
 
@@ -257,7 +269,7 @@ class CurationModule(Module[CurationState]):
         return [page_replacement(state, place) for place in range(since, state.redacted)]
 
     def lingers(self, content: object) -> bool:
-        """Return True for a batch. Serving peers send batches at the same time, and blocks that close rounds can carry them."""
+        """Return True for a batch. It waits briefly for other peers' batches, and for a block that closes a round."""
         return isinstance(content, StatementBatch)
 
     # Batches ---------------------------------------------------------------------------------------------------------
@@ -268,7 +280,7 @@ class CurationModule(Module[CurationState]):
             raise Refused(f"only members with the role {ANNOTATOR_ROLE!r} may submit statements of annotators")
         if batch.size > BATCH_MAX:
             raise Refused(f"the batch has {batch.size} statements, more than {BATCH_MAX}")
-        if work.state.expired_height != context.height:  # runs once per block
+        if work.state.expired_height != context.height:  # only the block's first batch
             work.changed_fields |= {"expired_height": context.height, "serving_count": len(serving_peers(members))}
             _expire(work, context.time_ms, members)
             if work.closing:
@@ -308,9 +320,10 @@ class CurationModule(Module[CurationState]):
         work.enqueue_expiry("enrolments", wish.annotator, context.time_ms + ENROLMENT_MS)
 
     def _lease(self, work: CurationChanges, wish: LeaseRequest, peer: bytes, context: BlockContext, wished: set[bytes]) -> None:
-        """Lease tasks for an annotator. A batch may have one request of each annotator; `wished` has those with an earlier one.
+        """Lease tasks for an annotator. A batch may have one request per annotator.
 
-        A request that finds no task is the most expensive one, and a batch has room for 512 of them.
+        `wished`: annotators with an earlier request in the batch. A request that finds no task is the most expensive request. The
+        rule keeps one annotator from filling a batch with 512 of them.
         """
         person = work.annotators.get_record(wish.annotator)
         if person is None:
@@ -367,7 +380,7 @@ class CurationModule(Module[CurationState]):
 def _expire(work: CurationChanges, now_ms: int, members: MembersState) -> None:
     for assignment in work.pop_expired("leases", now_ms, EXPIRED_PER_BATCH_MAX):
         row = work.assignments[assignment]
-        # A released task may have been leased again since then.
+        # The annotator may have released the task and leased it again, so this entry can belong to an earlier lease.
         if row.state is AssignmentState.LEASED and row.deadline_ms <= now_ms:
             work.release_place(assignment, AssignmentState.EXPIRED)
     for assignment in work.pop_expired("openings", now_ms, EXPIRED_PER_BATCH_MAX):
@@ -375,7 +388,8 @@ def _expire(work: CurationChanges, now_ms: int, members: MembersState) -> None:
         if row.state is AssignmentState.COMMITTED and row.deadline_ms <= now_ms:
             task = task_id(row.project, row.number)
             now = work.tasks[task]
-            stage = TaskStage.BEGUN if now.stage is TaskStage.OPENING else now.stage  # the author may review it by now
+            # a task that waits for its author's review stays there
+            stage = TaskStage.BEGUN if now.stage is TaskStage.OPENING else now.stage
             work.tasks[task] = replace(now, stage=stage)
             work.forfeit_vote(assignment)
     for annotator in work.pop_expired("enrolments", now_ms, EXPIRED_PER_BATCH_MAX):
@@ -384,7 +398,7 @@ def _expire(work: CurationChanges, now_ms: int, members: MembersState) -> None:
 
 
 def _unenrol(work: CurationChanges, annotator: bytes, members: MembersState) -> None:
-    """Remove an annotator that never answered, and free its leases and its place at its peer."""
+    """Remove an annotator that never answered. Its leases end, and its serving peer may enrol one more annotator."""
     person = work.annotators[annotator]
     for assignment in person.leases:
         assert work.assignments[assignment].state is AssignmentState.LEASED, "a commitment is an answer"
@@ -392,7 +406,7 @@ def _unenrol(work: CurationChanges, annotator: bytes, members: MembersState) -> 
     work.annotators.delete_row(annotator)
     work.add_to_field("annotators_count", -1)
     peer = person.peer
-    while (share := work.shares.get_record(peer)) is None:  # The row moves to the peer's new key at the end of the block.
+    while (share := work.shares.get_record(peer)) is None:  # After a key rotation, the row is under the peer's new key.
         successor = members.members[peer].successor
         assert successor is not None, "the peer has a row with this place"
         peer = successor
@@ -447,13 +461,13 @@ def _decide(work: CurationChanges, task: bytes, asked: ProjectSpec, context: Blo
 
 
 def _label(work: CurationChanges, row: TaskRow, asked: ProjectSpec, votes: list[tuple[bytes, Answer]]) -> Answer | None:
-    """Return the label of a task, or None if it is not sure enough."""
+    """Return the most likely label of a task, or None if its probability is below LABEL_CONFIDENCE_MIN."""
     if asked.votes == 1:
         return votes[0][1]
     told = [(_counts(work, row.project, key), answer) for key, answer in votes]
     label, chance = estimate_label(asked.kind, len(asked.options), asked.many, told)
-    # Many items are rarely all in clear order. After the last vote, the order of ranked pairs is the label: no remaining majority
-    # contradicts it.
+    # Annotators rarely agree on the order of many items. After the last vote, the order of ranked pairs is the label in any case:
+    # every majority against it lost to larger majorities.
     is_last_ranking = asked.kind is QuestionKind.RANKING and row.votes_asked >= asked.votes
     return label if chance >= LABEL_CONFIDENCE_MIN or is_last_ranking else None
 
@@ -492,7 +506,7 @@ def _settle(work: CurationChanges, task: bytes, asked: ProjectSpec, label: Answe
 
 
 def project_alpha(state: CurationState, project: bytes) -> Fraction | None:
-    """Return Krippendorff's α over the settled tasks of a project, or None, see `annotator_agreement`."""
+    """Return Krippendorff's α over the settled tasks of a project, or None if there are fewer than two different votes."""
     row, agreed = state.projects.get_record(project), state.agreements.get_record(project)
     if row is None or agreed is None:
         return None
@@ -536,7 +550,7 @@ def _found(work: CurationChanges, said: DecodedTransaction, members: MembersStat
     )
     if open_count >= PROJECTS_OPEN_MAX:
         raise Refused(f"{PROJECTS_OPEN_MAX} projects of this member are open, the maximum: close one first")
-    if open_count + closing_count >= PROJECTS_UNFINISHED_MAX:  # a member that creates and closes projects must not fill the queue
+    if open_count + closing_count >= PROJECTS_UNFINISHED_MAX:  # a member must not fill the queue of closings
         raise Refused(f"{PROJECTS_UNFINISHED_MAX} projects of this member are open or closing, the maximum: wait a minute")
     if len(work.open) + len(work.closing) >= PROJECTS_MAX:
         raise Refused(f"{PROJECTS_MAX} projects are open or closing in this network, the maximum: wait until one is closed")
@@ -555,13 +569,19 @@ def _own(work: CurationChanges, said: DecodedTransaction, members: MembersState,
 
 
 def is_closed_for_votes(of: CurationChanges | CurationState, key: bytes, now_ms: int) -> bool:
-    """Return whether a project is closed and the time for its last openings is over. Then only its close changes it."""
+    """Return whether a project is closed and the time for its last openings is over.
+
+    Later changes come only from `project_close`.
+    """
     project, closing = of.projects.get_record(key), of.closings.get_record(key)
     return project is not None and project.phase is ProjectPhase.CLOSED and (closing is None or closing.start_ms <= now_ms)
 
 
 def reviews_left(state: CurationState, key: bytes, now_ms: int) -> int:
-    """Return the number of tasks that wait for their author. It is 0 once the project is over, when none can be decided."""
+    """Return the number of tasks that wait for their author's review.
+
+    It is 0 when the time for votes is over: the author can decide no task then.
+    """
     project = state.projects.get_record(key)
     return 0 if project is None or is_closed_for_votes(state, key, now_ms) else project.review
 
@@ -580,7 +600,10 @@ def _add_page(work: CurationChanges, said: DecodedTransaction, members: MembersS
 
 
 def _say_gold(work: CurationChanges, said: DecodedTransaction, members: MembersState, now_ms: int) -> None:
-    """Record right answers, all or none. Each must be under the page's root of gold, be new, and fit the task."""
+    """Record revealed right answers, all or none.
+
+    Each must be under the page's root of gold, be new, and be a valid answer to its task.
+    """
     content: RevealGold = said.content
     project, page = _own(work, said, members, content.project), work.pages.get_record(page_key(content.project, content.page))
     if page is None or page.gold is None:
@@ -622,7 +645,7 @@ def _close(work: CurationChanges, key: bytes, now_ms: int) -> None:
 
 
 def _stop(work: CurationChanges, said: DecodedTransaction, members: MembersState, key: bytes, now_ms: int) -> None:
-    """Record a voter's vote to stop a project. A quorum of present voters closes it, as with jobs."""
+    """Record a voter's vote to stop a project. Votes of a quorum of the current voters close the project."""
     project = work.projects.get_record(key)
     if project is None or project.phase is ProjectPhase.CLOSED:
         raise Refused("unknown project, or it is closed already")

@@ -1,4 +1,4 @@
-"""The decided state of curation. A block changes only some rows. A task without a row is not begun.
+"""The decided state of curation, in tables of rows. A block changes only some rows. A task without a row was never leased.
 
 | table         | key                            | row                                                          |
 |---------------|--------------------------------|--------------------------------------------------------------|
@@ -75,9 +75,9 @@ class ProjectSpec:
     many: bool
     items: Annotated[int, Between(0, RANKED_MAX)]  # items per task: 2 for a pair, 3 to 9 for a ranking, 0 for others
     guidelines: Digest | None  # digest of a blob with UTF-8 text, at most GUIDELINES_BYTES_MAX
-    votes: Votes  # maximum for a task; if it is above 1, a task has at least two
+    votes: Votes  # maximum of votes per task; if it is above 1, a task has at least two votes
     price: Price  # points for each settled task
-    suggests_first: bool  # a suggestion is shown with the task, not after the answer
+    suggests_first: bool  # pages show a model's suggestion with the task; otherwise after the annotator's answer
     display: TextFormat = TextFormat.PLAIN
 
 
@@ -94,23 +94,24 @@ class Project:
     phase: ProjectPhase
     pages: Annotated[int, Between(0, PAGES_MAX)] = 0
     tasks: Count = 0
-    fresh_drawn: Count = 0  # tasks that were drawn from the list of fresh ones
-    begun: Count = 0  # begun tasks with a free place: the length of their list
+    fresh_drawn: Count = 0  # number of tasks that were drawn from the project's list of fresh tasks
+    begun: Count = 0  # length of the list of begun tasks with a free place
     settled: Count = 0
-    review: Count = 0  # tasks that wait for their author
-    golds: Count = 0  # tasks whose right answer is revealed
-    paid: Count = 0  # points that its annotators got at the close
-    stop_requests: Annotated[tuple[Key, ...], Length(0, VOTERS_MAX)] = ()  # voters that want it closed
+    review: Count = 0  # number of tasks that wait for their author's review
+    golds: Count = 0  # number of tasks whose right answer is revealed
+    paid: Count = 0  # points that the project's annotators got when it was closed
+    stop_requests: Annotated[tuple[Key, ...], Length(0, VOTERS_MAX)] = ()  # voters that voted to close the project
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPageRow:
-    digest: Digest  # digest of the blob
+    digest: Digest  # digest of the page's blob
     bytes: Annotated[int, Between(1, PAGE_BYTES_MAX)]
-    root: Digest  # Merkle root over the tasks
-    first: Count  # number of its first task
+    root: Digest  # Merkle root over the page's tasks
+    first: Count  # number of the page's first task
     count: Annotated[int, Between(1, PAGE_TASKS_MAX)]
-    gold: Digest | None = None  # Merkle root over a leaf for each task; only the author knows which tasks are gold
+    # Merkle root over one leaf per task; until gold is revealed, only the author knows which tasks are gold
+    gold: Digest | None = None
 
 
 class TaskStage(enum.StrEnum):
@@ -118,7 +119,7 @@ class TaskStage(enum.StrEnum):
     OPENING = "opening"  # all requested votes are committed
     SETTLED = "settled"
     REVIEW = "review"  # The author decides the label.
-    REDACTED = "redacted"  # no annotator gets it; a task that was settled before stays settled
+    REDACTED = "redacted"  # The task was redacted before it was settled: no annotator gets it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,27 +128,30 @@ class TaskRow:
     number: Count
     stage: TaskStage
     votes_asked: Votes  # votes requested so far
-    places_taken: Annotated[int, Between(0, ASSIGNED_MAX)]  # leases and votes that hold a place
+    # number of leases and votes that occupy a place; a task has `votes_asked` places
+    places_taken: Annotated[int, Between(0, ASSIGNED_MAX)]
     committed: Annotated[int, Between(0, VOTES_MAX)]
     opened: Annotated[int, Between(0, VOTES_MAX)]
     skipped: Annotated[int, Between(0, ASSIGNED_MAX)]
-    index_slot: Count | None  # place in the list of begun tasks with a free place
-    annotators: Annotated[tuple[Key, ...], Length(0, ASSIGNED_MAX)]  # all that ever had it, in order
+    index_slot: Count | None  # index of the task in the list of begun tasks with a free place
+    # all annotators that ever leased the task, in order of their first leases
+    annotators: Annotated[tuple[Key, ...], Length(0, ASSIGNED_MAX)]
     label: Choices | None = None
     height: Count = 0  # height of the block that settled the task
-    time_ms: Count = 0  # the network's time then: that of the block before
-    is_reviewed: bool = False  # the author set the label, and no estimate changes it
+    time_ms: Count = 0  # network time of that block: the time in its parent's header
+    is_reviewed: bool = False  # The author set the label, and no estimate changes it.
     is_redacted: bool = False  # The text is deleted.
 
 
 class AssignmentState(enum.StrEnum):
     LEASED = "leased"
-    EXPIRED = "expired"  # an answer still counts while the place is free
-    RELEASED = "released"  # like expired, and the annotator may get the task again
+    EXPIRED = "expired"  # The lease expired; the annotator's answer still counts while the task has a free place.
+    # The lease was given back; as with EXPIRED, an answer still counts, and the annotator may get the task again.
+    RELEASED = "released"
     SKIPPED = "skipped"
     COMMITTED = "committed"
     OPENED = "opened"
-    FORFEITED = "forfeited"  # committed, but not opened in time
+    FORFEITED = "forfeited"  # The answer was committed, but not opened: it was late, or the task was stopped.
     SETTLED = "settled"
 
 
@@ -156,60 +160,63 @@ class Assignment:
     project: Digest
     number: Count  # number of the task
     annotator: Key
-    peer: Key  # the peer that took the lease, and later the one that carried the commitment
-    deadline_ms: Count  # deadline of the lease, and later of the opening
+    peer: Key  # peer that took the lease; after the commitment, the peer that carried it
+    deadline_ms: Count  # end of the lease; once openings are requested, the deadline of the opening
     state: AssignmentState
     commitment: Digest | None = None
     answer: Choices | None = None
     height: Count = 0  # height of the block that committed the answer
-    time_ms: Count = 0  # the network's time then: that of the block before
-    is_blind: bool = False  # committed before any answer to the task could be seen
-    seals: Seals = ()  # seals of the commitment, until it is opened or forfeited
+    time_ms: Count = 0  # network time of that block: the time in its parent's header
+    is_blind: bool = False  # The answer was committed before any answer to the task was visible.
+    seals: Seals = ()  # sealed answer for other serving peers, until it is opened or forfeited
     reason: Annotated[str, Length(0, REASON_CHARACTERS_MAX)] = ""  # reason of a skip
 
 
 @dataclass(frozen=True, slots=True)
 class Annotator:
     name: Pseudonym
-    peer: Key  # the peer that enrolled it
+    peer: Key  # serving peer that enrolled the annotator
     custodial: bool
     height: Count
-    leases: Annotated[tuple[Digest, ...], Length(0, LEASES_MAX)] = ()  # assignments that wait for an answer
-    annotations: Count = 0  # committed answers
-    accepted: Count = 0  # opened answers that equal the label
+    leases: Annotated[tuple[Digest, ...], Length(0, LEASES_MAX)] = ()  # leased assignments that wait for the annotator's answer
+    annotations: Count = 0  # number of committed answers
+    accepted: Count = 0  # number of opened answers that equal the task's label
     points: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
 class AnnotatorSkill:
-    """Settled tasks by label and vote: counts[label × classes + vote].
+    """Number of an annotator's settled tasks in a project, by label and vote: counts[label × classes + vote].
 
-    With `many`, each option has four counts, of off and on.
+    With `many`, each option has four counts: for label and vote off or on.
     """
 
     counts: Annotated[tuple[Count, ...], Length(0, OPTIONS_MAX * OPTIONS_MAX)]
-    weight: Count = 0  # weight of answers at the project's close, in units of 1/WEIGHT_ONE (`reputation`)
+    weight: Count = 0  # weight of the annotator's answers when the project was closed, in units of 1/WEIGHT_ONE (`reputation`)
 
 
 class CloseStep(enum.StrEnum):
-    READING = "reading"  # tasks and their votes
-    TURNING = "turning"  # iterations of the whole estimate
-    LABELLING = "labelling"  # tasks whose label the whole estimate changes
-    PAYING = "paying"  # annotators
+    READING = "reading"  # reads the project's tasks and their votes
+    TURNING = "turning"  # runs the iterations of the estimate from all votes
+    LABELLING = "labelling"  # changes labels of tasks to those of the estimate
+    PAYING = "paying"  # gives points to the annotators
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectCloseProgress:
-    """Progress of a project's close."""
+    """Progress of the closing of a project, see `project_close`."""
 
-    start_ms: Count  # start of the close, after which no vote is opened
+    start_ms: Count  # time at which the first step begins; no vote is opened after it
     step: CloseStep = CloseStep.READING
-    next_number: Count = 0  # first task, iteration or annotator of the step that is not done
+    next_number: Count = 0  # number of the step's first unprocessed task, iteration or annotator
 
 
 @dataclass(frozen=True, slots=True)
 class AgreementCounts:
-    """Coincidences: counts[a × values + b] is how often two annotators gave a and b to one unit, in 1/COINCIDENCE_UNIT."""
+    """Coincidences of the votes in a project's settled tasks.
+
+    counts[a × values + b] is how often two annotators gave the values a and b to one unit, in 1/COINCIDENCE_UNIT.
+    """
 
     counts: Annotated[tuple[Count, ...], Length(1, OPTIONS_MAX * OPTIONS_MAX)]
 
@@ -221,11 +228,11 @@ class GoldRow:
 
 @dataclass(frozen=True, slots=True)
 class Redaction:
-    """Replacement of a project's page by another one, in which one entry is only its leaf."""
+    """Replacement of a project's page by a page in which one task is reduced to its Merkle leaf."""
 
     project: Digest
     page: Annotated[int, Between(0, PAGES_MAX - 1)]
-    index: Annotated[int, Between(0, PAGE_TASKS_MAX - 1)]  # index of the entry
+    index: Annotated[int, Between(0, PAGE_TASKS_MAX - 1)]  # index of the redacted task in the page
     old: Digest  # digest of the page before the redaction
     digest: Digest  # digest of the page after the redaction
     bytes: Annotated[int, Between(1, PAGE_BYTES_MAX)]
@@ -243,13 +250,16 @@ class IndexSlot:
 
 @dataclass(frozen=True, slots=True)
 class ExpiryEntry:
-    assignment: Digest  # or an annotator's key
+    assignment: Digest  # assignment that expires; in the queue `enrolments`, the key of the annotator
     due_ms: Count
 
 
 @dataclass(frozen=True, slots=True)
 class ExpiryQueue:
-    """Entries of `due` at places from `first` to `last` − 1. Times ascend, since all entries of a queue wait equally long."""
+    """Queue of the entries in the table `due` from number `first` to `last` − 1.
+
+    Their times ascend, since all entries wait equally long.
+    """
 
     first: Count = 0
     last: Count = 0
@@ -257,16 +267,17 @@ class ExpiryQueue:
 
 @dataclass(frozen=True, slots=True)
 class CurationState:
-    open: Annotated[tuple[Digest, ...], Length(0, PROJECTS_MAX)] = ()  # projects, in the order of their creation
+    open: Annotated[tuple[Digest, ...], Length(0, PROJECTS_MAX)] = ()  # open and paused projects, in the order of their creation
     annotators_count: Annotated[int, Between(0, ANNOTATORS_MAX)] = 0
-    annotations: Count = 0  # committed answers
+    annotations: Count = 0  # number of committed answers
     settled: Count = 0
-    passed_over: Count = 0  # statements that did not act
-    redacted: Count = 0  # redacted tasks
+    passed_over: Count = 0  # number of statements that did not act
+    redacted: Count = 0  # number of redacted tasks
     leases: ExpiryQueue = ExpiryQueue()
     openings: ExpiryQueue = ExpiryQueue()
-    closing: Annotated[tuple[Digest, ...], Length(0, PROJECTS_MAX)] = ()  # projects whose close is not done, in order
-    enrolments: ExpiryQueue = ExpiryQueue()  # annotators that lose their places unless they answer
+    # closed projects whose results are not computed yet, in the order of their closing
+    closing: Annotated[tuple[Digest, ...], Length(0, PROJECTS_MAX)] = ()
+    enrolments: ExpiryQueue = ExpiryQueue()  # annotators that are removed if they have not answered by then
     projects: Table[Project] = field(default_factory=lambda: Table(Project))
     pages: Table[TaskPageRow] = field(default_factory=lambda: Table(TaskPageRow))
     tasks: Table[TaskRow] = field(default_factory=lambda: Table(TaskRow))
@@ -281,8 +292,9 @@ class CurationState:
     golds: Table[GoldRow] = field(default_factory=lambda: Table(GoldRow))
     redactions: Table[Redaction] = field(default_factory=lambda: Table(Redaction))
     wishes: Table[Redaction] = field(default_factory=lambda: Table(Redaction))
-    expired_height: Count = 0  # last height at which a batch removed expired entries and continued a close
-    serving_count: Count = 0  # members that served annotators at the first batch of that height
+    # height of the last block whose first batch removed expired entries and continued the closing of a project
+    expired_height: Count = 0
+    serving_count: Count = 0  # number of serving peers at the first batch of that height
 
 
 def page_key(project: bytes, page: int) -> bytes:

@@ -1,9 +1,9 @@
-"""The close of a project, in slices: labels by the whole estimate, annotators' weights, and points.
+"""The closing of a project, in slices of one block each: final labels, annotators' weights, and points.
 
-The first batch of each block executes one slice. A minute after a project was closed, no vote can be opened any more, and the
-input of the close is fixed. From then on, slices read its tasks, then iterate the estimate, then change labels, then pay
-annotators. The state has only the progress. Each peer keeps votes and estimates in memory. A peer without them, because it
-restarted or joined later, computes them again from the same rows: the results are the same, and only its first slice takes
+The first batch of each block executes one slice. A minute after its author or voters closed a project, no vote can be opened any
+more, and the input is fixed. From then on, slices read the project's tasks, then iterate the estimate (`dawid_skene`), then
+change labels, then pay annotators. The state has only the progress. Each peer keeps votes and estimates in memory. A peer that
+has restarted or joined later computes them again from the same rows: the results are the same, and only its first slice takes
 longer.
 """
 
@@ -33,21 +33,25 @@ from curation.limits import CLOSING_CELLS_PER_ROW, CLOSING_ROWS_PER_BATCH, OPTIO
 from curation.tasks.answers import Answer, QuestionKind
 from curation.tasks.task_pages import assignment_id, task_id
 
-ROWS_OF_TASK: Final = 4  # a task and its votes, on average
+ROWS_OF_TASK: Final = 4  # average number of rows of a task and its votes
 ITERATIONS: Final = dawid_skene.ITERATIONS + reputation.ITERATIONS
-RANKING_ITEM_BITS: Final = 4  # bits of an item's number in the code of a ranking
+RANKING_ITEM_BITS: Final = 4  # bits of an item's number in the code of a ranking, see `_code`
 
 
 class ProjectCloser:
-    """Closes the projects of one ledger. It caches the current project in memory; the result depends on the state alone."""
+    """Closing of projects in one ledger, one at a time.
+
+    It caches the current project's votes; the result depends on the state alone.
+    """
 
     def __init__(self) -> None:
-        self._of: tuple[bytes, bytes] | None = None  # chain and project of the cache; the votes of a closed project do not change
+        # chain and project of the cached votes, which do not change after the closing
+        self._of: tuple[bytes, bytes] | None = None
         self._votes = ProjectVotes()
         self._estimate: ProjectEstimate | None = None
 
     def advance_close(self, work: CurationChanges, chain: bytes, now_ms: int) -> None:
-        """Advance the first close in the queue by a slice, if its start has passed."""
+        """Process one slice of the first project in the queue of closings, if its votes are final."""
         project = work.closing[0]
         closing = work.closings[project]
         if closing.start_ms > now_ms:
@@ -68,7 +72,10 @@ class ProjectCloser:
     def _slice(
         self, work: CurationChanges, project: bytes, closing: ProjectCloseProgress, most: int
     ) -> tuple[ProjectCloseProgress | None, int]:
-        """Return the progress after about `most` rows, or None if the close is done, and the number of rows that it took."""
+        """Process about `most` rows.
+
+        Return the new progress, or None if the closing is complete, and the number of processed rows.
+        """
         row = work.projects[project]
         if closing.step is CloseStep.READING:
             upto = min(row.tasks, closing.next_number + -(-most // ROWS_OF_TASK))
@@ -131,7 +138,7 @@ def _after(closing: ProjectCloseProgress, done: int, all_of_it: int, following: 
 
 
 def _relabel(work: CurationChanges, task: bytes, label: Answer | None, is_gold: bool) -> None:
-    """Give a settled task this label, unless it is None. Only gold changes a label that the author has set."""
+    """Give a settled task the label `label`; None changes nothing. Only gold changes a label that the author has set."""
     row = work.tasks[task]
     if label is None or (row.is_reviewed and not is_gold) or row.label is None or row.label == label:
         return
@@ -148,19 +155,22 @@ def _relabel(work: CurationChanges, task: bytes, label: Answer | None, is_gold: 
 
 
 class ProjectVotes:
-    """Votes on a project's settled tasks, as far as they are read: four integers each, 32 bytes."""
+    """Votes on a project's settled tasks, of which the first part is read.
+
+    Each vote takes 32 bytes: four integers, see `rows`.
+    """
 
     def __init__(self) -> None:
         self.tasks: list[int] = []  # numbers of settled tasks, ascending
-        self.people: dict[bytes, int] = {}  # place by annotator
+        self.people: dict[bytes, int] = {}  # index of each annotator, by key
         self.count = 0
-        self.golds: dict[int, Answer] = {}  # right answer by place of the task
-        self.tell = False  # True if a vote can be compared with another annotator's, or with gold
+        self.golds: dict[int, Answer] = {}  # right answers of gold tasks, by index in `tasks`
+        self.tell = False  # True if any vote can be compared with another annotator's vote, or with gold
         self._read = 0
         self._parts: list[Ints] = []
 
     def read_votes(self, work: CurationChanges, project: bytes, upto: int) -> None:
-        """Read the tasks below this number that are not read yet."""
+        """Read the unread tasks with numbers below `upto`."""
         asked, rows = work.projects[project].spec, list[tuple[int, int, int, int]]()
         has_gold = work.projects[project].golds > 0
         for number in range(self._read, upto):
@@ -185,17 +195,17 @@ class ProjectVotes:
         self._read = max(self._read, upto)
 
     def gold_rows(self, asked: ProjectSpec) -> Ints:
-        """Return the right answers as rows like those of `rows`, with 0 in place of the annotator."""
+        """Return the right answers in the form of `rows`, with 0 as annotator."""
         return np.array([(task, 0, _code(asked, answer), 1) for task, answer in self.golds.items()], np.int64).reshape(-1, 4)
 
     @property
     def rows(self) -> Ints:
-        """Array (votes, 4): place of the task, place of the annotator, code of the answer, and 1 if it was committed blind."""
+        """Array (votes, 4): index of the task, index of the annotator, code of the answer, `Assignment.is_blind` as 0 or 1."""
         return np.concatenate(self._parts) if self._parts else np.zeros((0, 4), dtype=np.int64)
 
 
 def _code(asked: ProjectSpec, answer: Answer) -> int:
-    """Return one integer below 2⁶³: the class, or a bit for each of many options, or four bits for each item of a ranking."""
+    """Return an answer as an integer below 2⁶³: its class, with `many` a bit per option, or for a ranking four bits per item."""
     if asked.kind is QuestionKind.RANKING:
         return sum(item << (RANKING_ITEM_BITS * place) for place, item in enumerate(answer))
     if asked.many:
@@ -207,7 +217,10 @@ def _code(asked: ProjectSpec, answer: Answer) -> int:
 
 
 class ProjectEstimate:
-    """Estimate of one project, whose kind asks one or more questions. It finds labels first, then annotators' confusions."""
+    """Estimate of one project. The first iterations find the labels, the later ones the annotators' confusion tables.
+
+    The estimate has one question, or with `many` one for each option.
+    """
 
     def __init__(self, asked: ProjectSpec, votes: ProjectVotes) -> None:
         self._asked, self.tasks, self._tell, self.golds = asked, votes.tasks, votes.tell, votes.golds
@@ -215,7 +228,8 @@ class ProjectEstimate:
         self.people: Sequence[bytes] = sorted(votes.people)
         rows, tasks, people = votes.rows, len(votes.tasks), len(votes.people)
         self._answers = np.bincount(rows[:, 1], minlength=people)
-        self._parts = asked.items if asked.kind is QuestionKind.RANKING else 1  # neighbours in a ranking; 1 for other kinds
+        # pairs of neighbours in a ranking; 1 for other kinds
+        self._parts = asked.items if asked.kind is QuestionKind.RANKING else 1
         asks = list(zip(_questions(asked, rows), _questions(asked, votes.gold_rows(asked)), strict=True))
         classes = (
             BINARY_CLASSES if asked.many or asked.kind is QuestionKind.RANKING else class_count(asked.kind, len(asked.options))
@@ -227,7 +241,7 @@ class ProjectEstimate:
         self._points: dict[bytes, int] = {}
 
     def run_iterations(self, upto: int) -> None:
-        """Run iterations until `upto` of them are done. They are left out if no two votes can be compared."""
+        """Run iterations until `upto` of them are done. If no vote can be compared with another one or with gold, run none."""
         if not self._tell:
             return
         for turn in range(self._turned, upto):
@@ -236,7 +250,10 @@ class ProjectEstimate:
         self._turned = max(self._turned, upto)
 
     def task_label(self, place: int) -> Answer | None:
-        """Return the label of a settled task after all iterations. None: the project asks for one vote or for rankings."""
+        """Return the label of a settled task after all iterations.
+
+        None: its label stays, because the project asks for one vote per task or for rankings.
+        """
         if place in self.golds:
             return self.golds[place]
         if self._asked.votes == 1 or self._asked.kind is QuestionKind.RANKING:
@@ -247,7 +264,10 @@ class ProjectEstimate:
         return answer_of(self._asked.kind, found[0])
 
     def divide_points(self, points: int) -> dict[bytes, int]:
-        """Return each annotator's points after all iterations. If all weights are 0, all answers are paid alike."""
+        """Divide the project's points by weights × answers, after all iterations.
+
+        If all weights are 0, all answers are paid alike.
+        """
         if not self.weights:
             tables = [
                 question.reputation.confusion_counts() // self._parts for question in self._questions if question.reputation
@@ -262,7 +282,7 @@ class ProjectEstimate:
 
 class _LabelQuestion:
     def __init__(self, classes: int, tasks: int, people: int, rows: Ints, gold: Ints) -> None:
-        # This is also the order of votes in `DawidSkene`.
+        # By task, then annotator: `DawidSkene` sorts its votes alike, so `_blind` matches them.
         rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
         self._blind = rows[:, 3]
         self._whole = DawidSkene(classes, tasks, people, rows[:, :3], gold[:, [0, 2]])
@@ -284,7 +304,7 @@ class _LabelQuestion:
 
 
 def _questions(asked: ProjectSpec, rows: Ints) -> list[Ints]:
-    """Return the rows of each question that a kind asks, with the question's class instead of the code."""
+    """Return the rows of votes for each question of a project. A row has the class for its question in place of the code."""
     if asked.kind is QuestionKind.RANKING:
         return [_neighbours(rows, asked.items)]
     if asked.many:
@@ -293,7 +313,10 @@ def _questions(asked: ProjectSpec, rows: Ints) -> list[Ints]:
 
 
 def _neighbours(rows: Ints, items: int) -> Ints:
-    """Return for each ranking and item whether the item is before the next one by number. The last one's next is the first."""
+    """Return a row for each ranking and item i, with class 1 if the ranking has i before item i + 1, else 0.
+
+    After the last item comes item 0.
+    """
     places = np.zeros((len(rows), items), dtype=np.int64)
     for place in range(items):
         places[np.arange(len(rows)), (rows[:, 2] >> (RANKING_ITEM_BITS * place)) & ((1 << RANKING_ITEM_BITS) - 1)] = place

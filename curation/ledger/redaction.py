@@ -1,6 +1,5 @@
-"""Redaction of a task: its page is replaced by another one, in which the task is only its leaf.
-
-Every peer with the old page can make the new one, and then deletes the old one. The Merkle root stays the same.
+"""Redaction of a task: its page is replaced by a page in which the task is reduced to its Merkle leaf. Every peer with the old
+page can compute the new page, and then deletes the old one. The Merkle root stays the same.
 """
 
 from __future__ import annotations
@@ -19,7 +18,10 @@ from protocol.errors import RemoteProtocolError
 
 
 def apply_redaction(work: CurationChanges, said: DecodedTransaction, members: MembersState) -> None:
-    """Apply the author's redaction, or that of more than f voters with the same wish. A voter has one wish at a time."""
+    """Apply a redaction by the project's author, or record a voter's wish. More than f voters with the same wish redact the task.
+
+    Each voter has one wish at a time.
+    """
     wish: Redaction = said.content
     page, project = work.pages.get_record(page_key(wish.project, wish.page)), work.projects.get_record(wish.project)
     if project is None or page is None or wish.index >= page.count:
@@ -45,7 +47,7 @@ def apply_redaction(work: CurationChanges, said: DecodedTransaction, members: Me
 
 
 def page_replacement(state: CurationState, place: int) -> BlobReplacement:
-    """Return the replacement of blobs by a decided redaction."""
+    """Return the blob replacement of the decided redaction number `place`."""
     said = state.redactions[redaction_key(place)]
     page = state.pages[page_key(said.project, said.page)]
 
@@ -57,9 +59,10 @@ def page_replacement(state: CurationState, place: int) -> BlobReplacement:
 
 
 def find_replaced_page(state: CurationState, page: TaskPageRow, digest: bytes, data: bytes) -> TaskPageBlob | None:
-    """Return the page in a blob, if a redaction replaced it; None if the blob stays.
+    """Return the page in the blob `data` if peers must replace this blob; None if they keep it.
 
-    A project may name any blob as its page. Therefore only a page of exactly these tasks is deleted, unless a row still names it.
+    A project may name any blob as its page. Therefore peers replace only a blob with exactly the tasks of `page`, and only if no
+    row of a page names its digest.
     """
     try:
         found = codec.decode(TaskPageBlob, data, PAGE_BYTES_MAX)

@@ -1,4 +1,7 @@
-"""Changes of a transaction to the tables of curation, collected in dictionaries. Each table takes them once, at the end."""
+"""Changes of a transaction to the tables of curation.
+
+They are collected in dictionaries, and each table is updated once, at the end.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +39,8 @@ from ledger.tables import Table
 
 R = TypeVar("R")
 # Each project has two lists of task numbers, from which tasks are drawn. Adding or removing an element changes two rows. The list
-# of fresh tasks has every number from `Project.fresh_drawn` on, except where a row says otherwise: the first element takes the
-# place of the drawn one. The list of begun tasks with a free place is dense: the last element takes the place of the removed one.
+# of fresh tasks has element n at each index n from `Project.fresh_drawn` on, unless a row has another number: the first element
+# replaces the drawn one. In the list of begun tasks with a free place, the last element replaces a removed one.
 FRESH_LIST: Final = b"f"
 BEGUN_LIST: Final = b"b"
 
@@ -47,7 +50,7 @@ def index_slot_key(project: bytes, which: bytes, place: int) -> bytes:
 
 
 class TableChanges(Generic[R]):
-    """Table with the changes of a transaction."""
+    """Table of the state, seen with the changes of the current transaction."""
 
     def __init__(self, table: Table[R]) -> None:
         self._table = table
@@ -70,12 +73,12 @@ class TableChanges(Generic[R]):
 
 @dataclass
 class CurationChanges:
-    """State while a transaction is applied. `new_state` returns the state after it."""
+    """State while a transaction is applied: the state before it, and its changes. `new_state` returns the state after it."""
 
     state: CurationState
-    root: bytes  # a recent state root, on which draws depend
-    looks_left: float = math.inf  # begun tasks that draws may still try
-    changed_fields: dict[str, Any] = field(default_factory=dict)  # changed fields that are no tables
+    root: bytes  # recent state root, which seeds the draws of tasks
+    looks_left: float = math.inf  # number of begun tasks that this batch's draws may still try
+    changed_fields: dict[str, Any] = field(default_factory=dict)  # new values of changed fields that are no tables
 
     def __post_init__(self) -> None:
         state = self.state
@@ -121,7 +124,7 @@ class CurationChanges:
         self.changed_fields[name] = replace(queue, last=queue.last + 1)
 
     def pop_expired(self, name: str, now_ms: int, most: int) -> Iterator[bytes]:
-        """Remove at most `most` expired entries from a queue, and yield their assignments."""
+        """Remove at most `most` expired entries from a queue, and yield their assignments, in `enrolments` annotators."""
         for _ in range(most):
             queue = self.expiry_queue(name)
             if queue.first == queue.last:
@@ -135,12 +138,15 @@ class CurationChanges:
             yield entry.assignment
 
     def queue_entries(self, name: str, first: int) -> Iterator[ExpiryEntry]:
-        """Return the entries of a queue from this place on."""
+        """Return the entries of a queue from number `first` on."""
         queue = self.expiry_queue(name)
         return (self.due[_due_key(name, place)] for place in range(max(first, queue.first), queue.last))
 
     def next_expiry_ms(self) -> int | None:
-        """Return the time at which a batch has something to do by itself. None: nothing can expire, and no close is left."""
+        """Return the time from which even an empty batch changes the state.
+
+        None: no entry can expire, and no project is closing.
+        """
         entries = [
             entry.due_ms for name in ("leases", "openings", "enrolments") for entry in islice(self.queue_entries(name, 0), 1)
         ]
@@ -161,9 +167,9 @@ class CurationChanges:
         self.tasks[task] = replace(self.tasks[task], index_slot=place)
 
     def update_task_index(self, task: bytes) -> None:
-        """Put the task into the list of begun tasks if it can be drawn; if not, take it out.
+        """Add the task to the list of begun tasks if it can be drawn, or remove it from the list if not.
 
-        A task that lacks votes after SKIPS_MAX skips or ASSIGNED_MAX annotators goes to its author.
+        A task that lacks votes after SKIPS_MAX skips or ASSIGNED_MAX annotators goes to its author for review.
         """
         row = self.tasks[task]
         is_full = len(row.annotators) >= ASSIGNED_MAX
@@ -191,7 +197,7 @@ class CurationChanges:
         self.projects[row.project] = replace(project, begun=last)
 
     def send_to_review(self, task: bytes) -> None:
-        """Leave the task to its author. Votes that can no longer be opened are forfeited."""
+        """Send the task to its author for review. Its unopened votes are forfeited."""
         self.tasks[task] = row = replace(self.tasks[task], stage=TaskStage.REVIEW)
         for annotator in row.annotators:
             assignment = assignment_id(task, annotator)
@@ -201,7 +207,7 @@ class CurationChanges:
         self.projects[row.project] = replace(project, review=project.review + 1)
 
     def redact_task(self, project: bytes, number: int) -> None:
-        """Stop a task. Its leases expire, and its committed votes are forfeited. A settled task is only marked."""
+        """Mark a task as redacted. If it is not settled, its leases expire, and its committed votes are forfeited."""
         task = task_id(project, number)
         row = self.tasks.get_record(task) or self.new_task_row(project, number)
         if row.stage is TaskStage.SETTLED:
@@ -224,9 +230,9 @@ class CurationChanges:
     def draw_task(
         self, annotator: bytes, without: Sequence[bytes] = (), project: bytes | None = None
     ) -> tuple[bytes, bytes] | None:
-        """Draw a task that this annotator never had or has released: (project, task), or None if there is none.
+        """Draw a task that this annotator never had or has released. Return (project, task), or None if no tried task fits.
 
-        `without`: projects to leave out. `project`: the only project to draw from.
+        `without`: excluded projects. `project`: the only project to draw from; None: all open projects.
         """
         keys = self._looked_at(annotator) if project is None else (project,) if project in self.open else ()
         rows = [(key, self.projects[key]) for key in keys if key not in without]
@@ -241,7 +247,10 @@ class CurationChanges:
         return None
 
     def _looked_at(self, annotator: bytes) -> tuple[bytes, ...]:
-        """Return the open projects that a draw tries, from a start that depends on the annotator and the root."""
+        """Return at most DRAW_PROJECTS_MAX open projects for a draw.
+
+        The first of them depends on the annotator and the state root.
+        """
         keys = self.open
         if len(keys) <= DRAW_PROJECTS_MAX:
             return keys
@@ -265,20 +274,23 @@ class CurationChanges:
         return assignment is not None and assignment.state is AssignmentState.RELEASED
 
     def _draw_fresh(self, project: bytes, annotator: bytes) -> bytes | None:
-        """Take fresh tasks out of the list, up to the first that is not redacted, or DRAW_CANDIDATES_MAX of them."""
+        """Remove and return a fresh task of the list.
+
+        Redacted tasks before it are removed, too. None: at most DRAW_CANDIDATES_MAX tries found only redacted tasks.
+        """
         for _ in range(DRAW_CANDIDATES_MAX):
             row = self.projects[project]
             if row.fresh_drawn == row.tasks:
                 return None
             number = self._fresh(project, row, annotator)
             task = task_id(project, number)
-            if self.tasks.get_record(task) is None:  # otherwise it was redacted before any lease
+            if self.tasks.get_record(task) is None:  # a fresh task with a row was redacted
                 self.tasks[task] = self.new_task_row(project, number)
                 return task
         return None
 
     def has_task_to_draw(self, annotator: bytes, without: Sequence[bytes] = (), project: bytes | None = None) -> bool:
-        """Return whether a lease request would change the state: lease a task, or take redacted ones out of a list."""
+        """Return whether a lease request would lease a task, or remove redacted tasks from a list of fresh tasks."""
         return self.draw_task(annotator, without, project) is not None or bool(self.projects.changes)
 
     def new_task_row(self, project: bytes, number: int) -> TaskRow:
@@ -286,7 +298,7 @@ class CurationChanges:
         return TaskRow(project, number, TaskStage.BEGUN, asked, 0, 0, 0, 0, None, ())
 
     def _fresh(self, project: bytes, row: Project, annotator: bytes) -> int:
-        """Take a task out of the list of fresh ones and return its number."""
+        """Draw a task of the list of fresh tasks, remove it from the list and return its number."""
         drawn = int.from_bytes(_hash(self.root, project, annotator, row.fresh_drawn.to_bytes(8, "big"))[:8], "big")
         place = row.fresh_drawn + drawn % (row.tasks - row.fresh_drawn)
         number, first = self._number_at(project, FRESH_LIST, place), self._number_at(project, FRESH_LIST, row.fresh_drawn)
@@ -299,7 +311,7 @@ class CurationChanges:
     # Places in a task ------------------------------------------------------------------------------------------------
 
     def lease_task(self, peer: bytes, until_ms: int, wish: LeaseRequest) -> bool:
-        """Draw a task and lease it to the annotator. Return False if there is none."""
+        """Draw a task and lease it to the annotator of the request. Return False if no task was drawn."""
         annotator = wish.annotator
         drawn = self.draw_task(annotator, wish.excluded_projects, wish.project)
         if drawn is None:
@@ -316,7 +328,7 @@ class CurationChanges:
         return True
 
     def release_place(self, assignment: bytes, state: AssignmentState) -> None:
-        """Free the assignment's place in its task."""
+        """End a lease or a vote with the state `state`, and free its place in the task."""
         row = self.assignments[assignment]
         task = task_id(row.project, row.number)
         assert row.state in (AssignmentState.LEASED, AssignmentState.COMMITTED)
@@ -327,7 +339,7 @@ class CurationChanges:
         self.remove_lease(row.annotator, assignment)
 
     def forfeit_vote(self, assignment: bytes) -> None:
-        """Forfeit a committed vote that is not opened."""
+        """Cancel a committed vote that was not opened: its state becomes FORFEITED, and its place is free."""
         row = self.assignments[assignment]
         task = task_id(row.project, row.number)
         now = self.tasks[task]

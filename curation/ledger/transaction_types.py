@@ -1,7 +1,8 @@
 """Transactions of curation. Members create projects and add tasks; serving peers carry the statements of annotators.
 
-The carrier of a commitment seals the answer for two other serving peers, which open it if the carrier is gone. They are drawn by
-hash, so that everybody knows whose turn it is. No decision depends on the content of a seal.
+The serving peer that sends a commitment, its carrier, encrypts (seals) the answer for two other serving peers, which open it if
+the carrier is unreachable. A hash selects these two peers and their order, so that every peer knows them. No decision depends on
+the content of a seal.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ Nonce = Annotated[bytes, Length(16, 16)]
 
 @dataclass(frozen=True, slots=True)
 class EnrolStatement:
-    """Wish to annotate in this network under a name, beginning at this peer."""
+    """Annotator's request to enrol in this network under a name, at the serving peer `peer`."""
 
     TAG: ClassVar[str] = "enrol"
     name: Pseudonym
     peer: Key
-    custodial: bool  # the peer keeps the annotator's key, and could sign in its place
+    custodial: bool  # the peer keeps the annotator's key, and could sign without the annotator
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,13 @@ class SessionStatement:
 
     TAG: ClassVar[str] = "session"
     peer: Key
-    nonce: Nonce  # drawn by the peer
+    nonce: Nonce  # random number of the peer's challenge
     expires_ms: Count
 
 
 @dataclass(frozen=True, slots=True)
 class AnnotationStatement:
-    """The annotator's answer to an assignment, as a commitment, see `answers.answer_commitment`."""
+    """The annotator's commitment to its answer to an assignment, see `answers.answer_commitment`."""
 
     TAG: ClassVar[str] = "annotation"
     assignment: Digest
@@ -67,7 +68,7 @@ class AnnotationStatement:
 
 @dataclass(frozen=True, slots=True)
 class CreateProject:
-    """`curation/create-project`, by any member: creates a project, with the id `project_id`."""
+    """`curation/create-project`, by any member: creates a project. The function `project_id` returns its id."""
 
     spec: ProjectSpec
 
@@ -81,7 +82,7 @@ class AddTaskPage:
     bytes: Annotated[int, Between(1, PAGE_BYTES_MAX)]
     root: Digest
     count: Annotated[int, Between(1, PAGE_TASKS_MAX)]
-    gold: Digest | None = None  # see `curation_state.TaskPageRow`
+    gold: Digest | None = None  # Merkle root of the gold answers, see `curation_state.TaskPageRow`
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class GoldAnswerProof:
 
 @dataclass(frozen=True, slots=True)
 class RevealGold:
-    """`curation/reveal-gold`, by the project's author before the close begins: reveals right answers of some tasks of a page."""
+    """`curation/reveal-gold`, by the project's author until a minute after it closed: reveals right answers of a page's tasks."""
 
     project: Digest
     page: Annotated[int, Between(0, PAGES_MAX - 1)]
@@ -131,17 +132,17 @@ class EnrolmentEntry:
     annotator: Key
     name: Pseudonym
     custodial: bool
-    signature: SignatureBytes  # the annotator's, over `EnrolStatement` with the batch's author as the peer
+    signature: SignatureBytes  # the annotator's signature of `EnrolStatement` with the batch's author as the peer
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
-    """Request for `count` more tasks, of one project or of all. It excludes projects whose tasks the peer lacks."""
+    """Request for `count` more tasks, of one project or of all. `excluded_projects`: projects whose tasks the peer lacks."""
 
     annotator: Key
     nonce: Nonce
     expires_ms: Count
-    # the annotator's signature over `SessionStatement` with the batch's author as the peer
+    # the annotator's signature of `SessionStatement` with the batch's author as the peer
     signature: SignatureBytes
     count: Annotated[int, Between(1, LEASES_MAX)]
     excluded_projects: Annotated[tuple[Digest, ...], Length(0, EXCLUDED_PROJECTS_MAX)] = ()
@@ -151,10 +152,10 @@ class LeaseRequest:
 @dataclass(frozen=True, slots=True)
 class AnswerCommitment:
     assignment: Digest
-    annotator: Key  # owner of the assignment; with it, the signature can be verified without the state
+    annotator: Key  # annotator of the assignment: a peer can verify the signature without the state
     commitment: Digest
-    signature: SignatureBytes  # the annotator's, over `AnnotationStatement`
-    seals: Seals = ()  # the answer, sealed for each of `seal_recipients`; no decision depends on their content
+    signature: SignatureBytes  # the annotator's signature of `AnnotationStatement`
+    seals: Seals = ()  # the answer, sealed for each of `seal_recipients`; no decision depends on the content of seals
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,7 @@ class AnswerOpening:
 
 @dataclass(frozen=True, slots=True)
 class SkipAssignment:
-    """Skip of a leased task, by the peer that took the lease."""
+    """Statement of the peer that took the lease: the annotator skips the task."""
 
     assignment: Digest
     reason: Reason
@@ -174,7 +175,7 @@ class SkipAssignment:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseAssignment:
-    """Release of a leased task that nobody works on, by the peer that took the lease."""
+    """Statement of the peer that took the lease: nobody works on the task, and the lease ends."""
 
     assignment: Digest
 
@@ -183,7 +184,7 @@ class ReleaseAssignment:
 class StatementBatch:
     """`curation/statements`, by a serving peer: at most BATCH_MAX statements.
 
-    They act in this order. A statement that cannot act is passed over.
+    Statements act in the order of the fields. A statement that cannot act is passed over.
     """
 
     enrolments: Annotated[tuple[EnrolmentEntry, ...], Length(0, BATCH_MAX)] = ()
@@ -200,13 +201,13 @@ class StatementBatch:
 
 @dataclass(frozen=True, slots=True)
 class OpeningSecret:
-    """Salt and answer, which open a commitment."""
+    """Content of a seal: the salt and the answer, which open a commitment."""
 
     salt: Salt
     answer: Choices
 
 
 def seal_recipients(serving: Iterable[bytes], assignment: bytes, carrier: bytes) -> tuple[bytes, ...]:
-    """Return the serving peers for which this answer is sealed, in the order in which they open it."""
+    """Return the serving peers that get a seal of this assignment's answer, in the order in which they try to open it."""
     others = (key for key in serving if key != carrier)
     return tuple(sorted(others, key=lambda key: hashlib.sha256(b"folkmoot/seal\x00" + assignment + key).digest())[:SEALS_MAX])

@@ -1,1 +1,1 @@
-"""Service of a peer for annotators: pages and calls for annotators, operators and programs."""
+"""Annotation service of a peer: pages and HTTP calls for annotators, operators and programs."""

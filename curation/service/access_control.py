@@ -1,7 +1,7 @@
 """Access to a serving peer: operators' tokens, annotators' invitations, refused annotators, and a log of operators' actions.
 
-Tokens and invitations are random. Their hashes are in a file that only this peer's user can read. A code that enrolled an
-annotator is used up. An operator's browser has a session with a secret of its own, which ends with the token that began it.
+Tokens and invitations are random. Their hashes are in a file that only this peer's user can read. An invitation enrols one
+annotator. An operator's browser has a session with a secret of its own, which ends with the token that began the session.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from web.routes import ClientClass
 ANNOTATOR: Final = ClientClass("annotator", "folkmoot", "session")
 TOKEN_BYTES: Final = 24
 INVITATION_BYTES: Final = 12
-OPERATOR_TOKEN_MS: Final = 86_400_000  # lifetime of a token
-SESSIONS_MAX: Final = 32  # sessions per token; then the oldest ends
-OPERATOR_ID_DIGITS: Final = 8  # digits of a token's hash: they name the operator, and give no access
+OPERATOR_TOKEN_MS: Final = 86_400_000  # lifetime of an operator's token in milliseconds
+SESSIONS_MAX: Final = 32  # sessions per operator's token: a further session ends the oldest one
+OPERATOR_ID_DIGITS: Final = 8  # digits of a token's hash, which name the operator and give no access
 NO_INVITATION_NEEDED: Final = (
     "this peer needs no invitations, since its setting sign_up is open: run it with `--sign-up invited` to require them"
 )
 T = TypeVar("T")
-DECISION_WAIT_SECONDS: Final = 10.0  # longest wait of a call for a decision
-ENTRIES_MAX: Final = 10_000  # entries of the log; then the oldest is deleted
-STRANGER: Final = "nobody"  # the log's name for clients that sign in without a valid token
+DECISION_WAIT_SECONDS: Final = 10.0  # longest wait of an HTTP call until its transaction is decided
+ENTRIES_MAX: Final = 10_000  # entries of the log: a further entry deletes the oldest one
+STRANGER: Final = "nobody"  # name in the log of clients that sign in without a valid token
 ABOUT_CHARACTERS_MAX: Final = 200
 
 
@@ -55,14 +55,17 @@ CREATE TABLE IF NOT EXISTS refused (annotator BLOB PRIMARY KEY) WITHOUT ROWID;
         return token
 
     def find_operator(self, secret: str) -> str:
-        """Return the operator with this token or session, as OPERATOR_ID_DIGITS digits; empty if it is unknown or over."""
+        """Return the name of the operator with this token or session: OPERATOR_ID_DIGITS digits.
+
+        Empty: the secret is unknown or has expired.
+        """
         known = "token = ? OR token = (SELECT operator FROM sessions WHERE session = ?)"
         query, digest = f"SELECT token FROM operators WHERE until_ms > ? AND ({known})", _hash(secret)
         found = self._database.execute(query, (unix_time_ms(), digest, digest)).fetchone()
         return found[0].hex()[:OPERATOR_ID_DIGITS] if found else ""
 
     def begin_operator_session(self, token: str) -> tuple[str, int] | None:
-        """Return a session for a token and its lifetime in milliseconds, or None if no operator has the token."""
+        """Return a new session's secret and its lifetime in milliseconds, or None if no operator has the token."""
         digest, now_ms = _hash(token), unix_time_ms()
         query = "SELECT until_ms FROM operators WHERE token = ? AND until_ms > ?"
         found = self._database.execute(query, (digest, now_ms)).fetchone()
@@ -89,18 +92,21 @@ CREATE TABLE IF NOT EXISTS refused (annotator BLOB PRIMARY KEY) WITHOUT ROWID;
         return code
 
     def redeem_invitation(self, code: str, annotator: bytes, codes: tuple[str, ...]) -> bool:
-        """Use a code for an annotator. Return False if it is unknown or another's. `codes` are those of the settings."""
+        """Use an invitation for an annotator. Return False if it is unknown, or another annotator has used it.
+
+        `codes`: the invitations in this peer's settings.
+        """
         if code in codes:
             self._database.execute("INSERT OR IGNORE INTO codes VALUES (?, NULL)", (_hash(code),))
         used = "UPDATE codes SET annotator = ? WHERE code = ? AND (annotator IS NULL OR annotator = ?)"
         return self._database.execute(used, (annotator, _hash(code), annotator)).rowcount == 1
 
     def restore_invitation(self, annotator: bytes) -> None:
-        """Free the code of an annotator that the network did not enrol."""
+        """Make the invitation of an annotator valid again, since the network did not enrol the annotator."""
         self._database.execute("UPDATE codes SET annotator = NULL WHERE annotator = ?", (annotator,))
 
     def refuse_annotator(self, annotator: bytes) -> None:
-        """Give this annotator no more tasks at this peer."""
+        """Refuse this annotator: it gets no more tasks at this peer."""
         self._database.execute("INSERT OR IGNORE INTO refused VALUES (?)", (annotator,))
 
     def allow_annotator(self, annotator: bytes) -> None:
@@ -126,12 +132,12 @@ class Operators(ServiceDatabase):
     )
 
     def __init__(self, folder: Path, doors: AccessControl, annotates: Callable[[str], bool]) -> None:
-        """`annotates` returns whether a token is an annotator's."""
+        """`annotates` returns whether a token belongs to an annotator."""
         super().__init__(folder)
         self._doors, self._annotates, self._strangers = doors, annotates, threading.Lock()
 
     def require_operator(self, token: str) -> str:
-        """Return the operator's name in the log. Raises `HttpProblem` if no operator has the token."""
+        """Return the name in the log of the operator with this token. Raises `HttpProblem` if no operator has the token."""
         if operator := self._doors.find_operator(token):
             return operator
         if self._annotates(token):
@@ -141,18 +147,18 @@ class Operators(ServiceDatabase):
         )
 
     async def log_stranger(self) -> None:
-        """Log a sign-in without a valid token. Several in a row are one entry, so that strangers cannot fill the log."""
+        """Log a sign-in without a valid token. Successive ones are one entry of the log, so that strangers cannot fill it."""
         await trio.to_thread.run_sync(self._note_stranger)
 
     def _note_stranger(self) -> None:
-        with self._strangers:  # sign-ins at the same time, each in a thread, make one entry
+        with self._strangers:  # concurrent sign-ins, each in a thread, make one entry
             if [entry["operator"] for entry in self.list_entries(0, 1)] != [STRANGER]:
                 self._note(STRANGER, "sign in", "one or more attempts with an invalid token", "unauthorized")
 
     @asynccontextmanager
     async def log_action(self, operator: str, action: str, about: str) -> AsyncIterator[None]:
-        """Log an operator's action with its result, even if it is refused."""
-        result = "cut off"  # cancelled, or our own bug: the action may have been done
+        """Log an operator's action with its result when the context ends. Refused actions are logged, too."""
+        result = "cut off"  # result if the call is cancelled, or a bug raises another exception: the action may have happened
         try:
             yield
             result = "done"
@@ -169,14 +175,20 @@ class Operators(ServiceDatabase):
         self._database.execute("DELETE FROM log WHERE number <= (SELECT max(number) FROM log) - ?", (ENTRIES_MAX,))
 
     def list_entries(self, before: int, limit: int) -> list[dict[str, Any]]:
-        """Return entries below the number `before`, the newest first. 0: from the newest one on."""
+        """Return at most `limit` log entries with numbers below `before`, the newest first.
+
+        `before` = 0: from the newest entry on.
+        """
         names = ("number", "at_ms", "operator", "action", "about", "result")
         query = f"SELECT {', '.join(names)} FROM log WHERE ? = 0 OR number < ? ORDER BY number DESC LIMIT ?"
         return [dict(zip(names, row, strict=True)) for row in self._database.execute(query, (before, before, limit))]
 
 
 async def wait_for_decision(work: Awaitable[T]) -> T:
-    """Return the result of a transaction. Raises `HttpProblem` if it is refused or late; it may still be decided later."""
+    """Return the result of `work`, which submits a transaction.
+
+    Raises `HttpProblem` if the transaction is refused, or undecided after DECISION_WAIT_SECONDS.
+    """
     try:
         with trio.move_on_after(DECISION_WAIT_SECONDS):
             return await work

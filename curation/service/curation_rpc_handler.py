@@ -1,4 +1,4 @@
-"""Handler of calls about projects: import, export, pause, close."""
+"""Handler of the calls in `curation.rpc`: import and export of tasks, reviews, phases of projects, tokens."""
 
 from __future__ import annotations
 
@@ -171,7 +171,10 @@ class CurationRpcHandler(CurationRpc):
         return await self._founding.redact_task(project, number)
 
     def _find_task(self, text: str, number: int | None) -> tuple[bytes, int]:
-        """Return the project and the number of a task. Raises `UserError` if there is no such task."""
+        """Return the project and the number of a task, given as in `CurationRpc.review_task`.
+
+        Raises `UserError` if it does not exist.
+        """
         if number is not None:
             key, row = self._find(text)
             if number >= row.tasks:
@@ -245,7 +248,10 @@ class CurationRpcHandler(CurationRpc):
 
 
 def resolve_project(text: str, state: CurationState) -> tuple[bytes, Project]:
-    """Return the project with this name, or with an id that begins so. Raises `UserError` unless there is exactly one."""
+    """Return the project whose name is `text`, or whose id begins with `text`.
+
+    Raises `UserError` unless exactly one project matches.
+    """
     wanted = text.lower()
     found = [(key, row) for key, row in state.projects.items() if key.hex().startswith(wanted) or row.spec.name == text]
     if not wanted or len(found) != 1:

@@ -1,4 +1,4 @@
-"""Events of this peer: of each block, and of the data on the page `/live`."""
+"""Feeds of server-sent events: of each block, and of the data on the page `/live`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from protocol.prometheus_metrics import PrometheusMetric
 from web.calls import HttpProblem, Json
 from web.routes import EventFeed
 
-BLOCK_WAIT_SECONDS: Final = 10.0  # longest wait of a call for a block
-CHANGE_WAIT_SECONDS: Final = 10.0  # longest wait of a call for a change
-LOOK_INTERVAL_SECONDS_MIN: Final = 0.25  # seconds between two observations at one height
-LOOK_INTERVAL_SECONDS: Final = 1.0  # seconds between two observations without an event
+BLOCK_WAIT_SECONDS: Final = 10.0  # longest wait for a block until a feed reads the state again
+CHANGE_WAIT_SECONDS: Final = 10.0  # longest wait for a change until a feed replies with the old data
+LOOK_INTERVAL_SECONDS_MIN: Final = 0.25  # shortest time between two observations of the peer without a new block
+LOOK_INTERVAL_SECONDS: Final = 1.0  # longest wait for an event before the next observation of the peer
 MINUTE_MS: Final = 60_000
-ROUNDS, VOTES, BLOCKS = 200, 6, 10  # shown at most
-# Strangers see no addresses, paths or processes, and no alerts that only this machine's operator can fix.
+ROUNDS, VOTES, BLOCKS = 200, 6, 10  # largest numbers of rounds, votes and blocks on the page `/live`
+# Causes of alerts that the page `/live` leaves out: only this machine's operator can fix them. Strangers see no addresses, paths
+# or processes either.
 OPERATOR_ONLY_CAUSES: Final = (AlertCause.DISK_LOW, AlertCause.NO_ROOM, AlertCause.WORKER_GONE)
 STATUS_FIELDS: Final = (
     "peer name network chain_id role version height view state_root voter voters tolerated quorum links halted waiting "
@@ -44,7 +45,7 @@ BLOCK_FIELDS: Final = "height digest time_ms proposer view signers voters_count 
 
 
 class BlockFeed:
-    """Feed for programs: counts of curation for monitors, and the events of each block."""
+    """Feed for programs: an event for each block and for each project that the block changed. It also returns metrics."""
 
     def __init__(self, desk: ServiceContext, gatherer: StatementBatcher) -> None:
         self._desk, self._gatherer = desk, gatherer
@@ -67,7 +68,7 @@ class BlockFeed:
         return tuple(PrometheusMetric(name, about, {"": count}) for name, about, count in counts)
 
     async def _wait_for_look(self, last: Json) -> Json:
-        """Return the newest state, once there is a block above the last look, or after BLOCK_WAIT_SECONDS."""
+        """Return the newest counts, once the height is above that of `last`, or after BLOCK_WAIT_SECONDS."""
         with trio.move_on_after(BLOCK_WAIT_SECONDS):
             await self._desk.wait_for_block_above(last.get("height", -1))
         desk, state = self._desk, self._desk.state.module_state(CurationState)
@@ -96,15 +97,16 @@ def _block_events(before: Json, now: Json) -> Iterator[tuple[str, Json]]:
 
 
 class LiveFeed:
-    """Feed of the page `/live`. All viewers share its looks, which leave out the operator's private data."""
+    """Feed of the page `/live`. All viewers share its observations of the peer, which leave out the operator's private data."""
 
     def __init__(self, desk: ServiceContext) -> None:
         self._desk = desk
         self._looking, self._reading = trio.Lock(), trio.Lock()
-        self._looked, self._seen, self._height = -math.inf, 0, -1  # time, last event and height of the newest look
+        self._looked, self._seen, self._height = -math.inf, 0, -1  # time, last event and height of the newest observation
         self._number, self._now = 0, Json()
         self.event_feed = EventFeed(self._wait_for_change, "number", _live_events, is_on_request=True)
-        self._labels: deque[tuple[int, int]] = deque()  # last minute: time of a block, answers up to this block
+        # blocks of the last minute: time of the block, number of answers up to the block
+        self._labels: deque[tuple[int, int]] = deque()
 
     async def run_label_counter(self) -> None:
         while True:
@@ -116,7 +118,10 @@ class LiveFeed:
             await self._desk.wait_for_block_above(height)
 
     async def block_proof(self, height: int) -> Json:
-        """Return a block's header with its certificate, one call at a time: each takes a thread, and votes need some, too."""
+        """Return a block's header with its certificate.
+
+        One call runs at a time: each takes a thread, and the voter needs threads, too.
+        """
         try:
             async with self._reading:
                 return _only("height header certificate voters", await self._desk.api.block(height))
@@ -130,14 +135,14 @@ class LiveFeed:
             return self._now
 
     async def _wait_for_change(self, last: Json) -> Json:
-        """Return the newest look with its `number`, once it is above the last one's, or after CHANGE_WAIT_SECONDS."""
+        """Return the newest observation and its `number`: one above that of `last`, or any after CHANGE_WAIT_SECONDS."""
         after = last.get("number", -1)
         if after < 0:
             await self.live_snapshot()
         with trio.move_on_after(CHANGE_WAIT_SECONDS):
             while self._number <= after:
                 async with self._looking:
-                    # A new block causes a look at once, any other event a moment later.
+                    # A new block causes an observation at once, any other event one after LOOK_INTERVAL_SECONDS_MIN.
                     await self._desk.api.events(self._seen, LOOK_INTERVAL_SECONDS)
                     with trio.move_on_at(self._looked + LOOK_INTERVAL_SECONDS_MIN):
                         await self._desk.wait_for_block_above(self._height)
@@ -145,7 +150,7 @@ class LiveFeed:
         return {"number": self._number, **self._now}
 
     async def _look(self) -> None:
-        """Take a look at the peer. A look that fails or is cancelled changes nothing, so the next one sees the same events."""
+        """Observe the peer. An observation that fails or is cancelled changes nothing, so the next one sees the same events."""
         api, was, height = self._desk.api, self._now, self._desk.height
         events = await api.events(self._seen, 0.0)
         kinds = {event.kind for event in events}
@@ -177,7 +182,7 @@ class LiveFeed:
         return known[-BLOCKS:]
 
     def _labels_a_minute(self) -> int | None:
-        """Return the number of answers in the last minute, or None if there is nothing to label."""
+        """Return the number of answers in the last minute, or None if no project is open."""
         if not self._state.open or not self._labels:
             return None
         before = [labels for at, labels in self._labels if at < unix_time_ms() - MINUTE_MS] or [self._labels[0][1]]
@@ -189,7 +194,7 @@ class LiveFeed:
 
 
 def _live_events(before: Json, now: Json) -> Iterator[tuple[str, Json]]:
-    """Yield one event with all fields that differ from the last look. Rounds and blocks that did not change are left out."""
+    """Yield one event with all fields that differ from the last observation. Unchanged rounds and blocks are left out."""
     changed = {name: value for name, value in now.items() if name != "number" and (name not in before or before[name] != value)}
     for name in changed.keys() & {"rounds", "blocks"}:
         known = {_key(item): item for item in before.get(name, ())}

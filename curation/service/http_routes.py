@@ -1,4 +1,4 @@
-"""HTTP routes of annotators, operators and programs. Each route names the method that handles it."""
+"""HTTP routes for annotators, operators and programs. Each route names the method that handles its requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Projects of this peer. The control socket and the HTTP API both create and change them here."""
+"""Projects of which this peer is the author. The control socket and the HTTP API create and change them with `ProjectAuthor`."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from protocol.codec import Count, Digest, Length
 from protocol.errors import UserError
 from protocol.identity import peer_id
 
-FETCH_SECONDS: Final = 30.0  # timeout for the page of a redaction, if this peer lacks it
+FETCH_SECONDS: Final = 30.0  # timeout for fetching the page with a task to redact
 
 
 def digest_tasks(tasks: Iterable[TaskWithGold]) -> bytes:
-    """Return a digest of texts and items. Labels do not count, because a second import may use them differently."""
+    """Return a digest of the texts and items of tasks. Labels are left out, because a second import may use them differently."""
     found = hashlib.sha256()
     for task, _ in tasks:
         found.update(codec.encode(AnnotationTask(task.text, task.items)))
@@ -49,9 +49,9 @@ def already_imported_note(file: str, project: str, before: int, count: int, way_
 
 
 class ImportRecords(ServiceDatabase):
-    """Imported pages, by the project and the digest of all tasks of one import.
+    """Records of imported pages, by the project and the digest of all tasks of one import.
 
-    A second import of the same file adds nothing, and continues one that was interrupted.
+    A second import of the same file continues an interrupted import, or adds nothing after a complete one.
     """
 
     file_name = "imported.sqlite"
@@ -65,7 +65,7 @@ class ImportRecords(ServiceDatabase):
         self._database.execute("DELETE FROM imported WHERE project = ? AND tasks = ?", (project, tasks))
 
     def imported_pages(self, project: bytes, tasks: bytes) -> list[tuple[int, int, bytes]]:
-        """Return the place of the first task, the count and the Merkle root of each page, in order."""
+        """Return the pages of an import, in order: index of the page's first task in the import, number of tasks, Merkle root."""
         query = "SELECT first, count, root FROM imported WHERE project = ? AND tasks = ? ORDER BY first"
         return self._database.execute(query, (project, tasks)).fetchall()
 
@@ -83,14 +83,17 @@ class KnownGold:
 
 @dataclass(frozen=True, slots=True)
 class GoldPage:
-    """Leaves of all tasks of a page. Leaves of other tasks than gold are random, so that nobody can tell them from gold."""
+    """Leaves of all tasks of a page for its root of gold.
+
+    Tasks without gold have random leaves, so that nobody can tell them from gold.
+    """
 
     leaves: Annotated[tuple[Digest, ...], Length(1, PAGE_TASKS_MAX)]
     known: Annotated[tuple[KnownGold, ...], Length(0, PAGE_TASKS_MAX)]
 
     @classmethod
     def make_page(cls, golds: Sequence[tuple[int, ...] | None]) -> GoldPage:
-        """Return a page with random salts. `golds`: the right answer of each task, if it is known."""
+        """Return the leaves of a page, with random salts. `golds`: the right answer of each task; None: the task is not gold."""
         known = [KnownGold(index, secrets.token_bytes(SALT_BYTES), gold) for index, gold in enumerate(golds) if gold is not None]
         leaves = [secrets.token_bytes(32) for _ in golds]
         for gold in known:
@@ -106,9 +109,9 @@ class GoldPage:
 
 
 class GoldStore(ServiceDatabase):
-    """Pages with gold, by the roots in `AddTaskPage`.
+    """Right answers of this peer's pages with gold, by the root in `AddTaskPage`.
 
-    The author's right answers are durable here before their page is decided, and secret until the author reveals them.
+    The answers are durable before their page is decided, and secret until the author reveals them.
     """
 
     file_name = "golds.sqlite"
@@ -124,7 +127,10 @@ class GoldStore(ServiceDatabase):
 
 @dataclass(frozen=True)
 class ProjectAuthor:
-    """Author of this peer's projects. All methods raise `UserError` for invalid requests and for refused transactions."""
+    """Operations on projects by this peer as their author.
+
+    They raise `UserError` for invalid requests and refused transactions.
+    """
 
     desk: ServiceContext
 
@@ -148,7 +154,7 @@ class ProjectAuthor:
         return tuple(self.project_view(key) for key, _ in rows)
 
     async def create_project(self, asked: ProjectSpec, guidelines: bytes, tasks: list[TaskWithGold]) -> bytes:
-        """Create a project with tasks and return its id. `guidelines` may be empty; `asked` does not have them yet."""
+        """Create a project with tasks and return its id. `guidelines`: UTF-8 text or empty; their digest is not in `asked`."""
         if len(guidelines) > GUIDELINES_BYTES_MAX:
             raise UserError(f"the guidelines have {len(guidelines)} bytes, more than {GUIDELINES_BYTES_MAX}: shorten them")
         require_equal_item_counts(tasks, asked.items)
@@ -159,12 +165,12 @@ class ProjectAuthor:
         return key
 
     async def add_tasks(self, key: bytes, tasks: list[TaskWithGold]) -> None:
-        """Add the tasks that no earlier import of the same tasks has added."""
+        """Add tasks to a project. Tasks that an earlier import of the same file has added are left out."""
         require_equal_item_counts(tasks, self._state.projects[key].spec.items)
         await self._add(key, tasks)
 
     async def count_added_tasks(self, key: bytes, tasks: list[TaskWithGold]) -> int:
-        """Return how many of these tasks, from the first one on, an earlier import of all of them has added."""
+        """Return the number of first tasks of this file that an earlier import of the same file has added."""
         return await trio.to_thread.run_sync(self._already_added, self._state, key, tasks)
 
     def _already_added(self, state: CurationState, key: bytes, tasks: list[TaskWithGold]) -> int:
@@ -178,7 +184,7 @@ class ProjectAuthor:
         return count
 
     async def forget_import(self, key: bytes, tasks: list[TaskWithGold]) -> None:
-        """Forget an import, so that the next import of these tasks adds all of them."""
+        """Delete the record of an import, so that the next import of these tasks adds all of them."""
 
         def forget() -> None:
             with self._imported() as imported:
@@ -187,7 +193,7 @@ class ProjectAuthor:
         await trio.to_thread.run_sync(forget)
 
     async def find_projects_with(self, tasks: list[TaskWithGold]) -> dict[bytes, ProjectSpec]:
-        """Return the projects to which an import has added these tasks, or the first of them."""
+        """Return the projects to which an import has added these tasks, or at least the first of them."""
         state = self._state
 
         def find() -> dict[bytes, ProjectSpec]:
@@ -198,7 +204,10 @@ class ProjectAuthor:
         return await trio.to_thread.run_sync(find)
 
     async def _add(self, key: bytes, tasks: list[TaskWithGold]) -> None:
-        """Add tasks page by page. If any of them is gold, every page has a root of gold, so that none reveals if it has gold."""
+        """Add tasks page by page.
+
+        If any task is gold, every page gets a root of gold, so that no page reveals whether it has gold.
+        """
         has_gold = any(given.gold is not None for given in tasks)
         digest, first = await trio.to_thread.run_sync(digest_tasks, tasks), await self.count_added_tasks(key, tasks)
         for part in split_into_pages(tasks[first:]):
@@ -224,7 +233,7 @@ class ProjectAuthor:
             imported.record_page(key, digest, first, count, root)
 
     async def redact_task(self, key: bytes, number: int) -> str:
-        """Redact a task as the project's author, or vote for that as a voter. Return a sentence with the result."""
+        """Redact a task as the project's author, or vote as a voter to redact it. Return a sentence with the result."""
         state, members = self._state, self.desk.state.module_state(MembersState)
         row = state.projects[key]
         place, page = next(
@@ -253,10 +262,10 @@ class ProjectAuthor:
         return closing(ImportRecords(self.desk.folder))
 
     async def set_phase(self, key: bytes, phase: ProjectPhase) -> None:
-        """Change the phase of a project. A close first reveals all gold."""
+        """Change the phase of a project. Before it closes, all gold is revealed."""
         row = self._state.projects[key]
         if phase is ProjectPhase.CLOSED:
-            await self._say_gold(key, row)  # also if voters have stopped the project
+            await self._say_gold(key, row)  # also if voters have already closed the project
         if row.phase is not phase:
             await self.desk.submit_transaction("curation/set-phase", SetProjectPhase(key, phase))
 

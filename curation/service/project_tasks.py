@@ -1,6 +1,5 @@
-"""Tasks of projects at this peer: their pages, which it fetches from other peers, and exports of settled tasks.
-
-The HTTP API and `tasks export` write the same exports: each task with its label and every vote.
+"""Tasks of projects at this peer: pages, which the peer fetches from other peers, and exports of settled tasks. The HTTP API and
+`peer tasks export` write the same exports: each task with its label and every vote.
 """
 
 from __future__ import annotations
@@ -39,12 +38,13 @@ from protocol.errors import FolkmootError, MissingBlobError, UserError
 from protocol.messages import LightBlock
 from web.calls import HttpProblem
 
-LINES_BETWEEN_CANCEL_CHECKS: Final = 64  # lines that are written between two checks for cancellation
-BlobReader = Callable[[bytes, int], bytes]  # takes digest and maximal size; raises `FolkmootError` if there is no such blob
+LINES_BETWEEN_CANCEL_CHECKS: Final = 64  # lines of an export between two checks for cancellation
+# function of a blob's digest and maximum size; raises `FolkmootError` if this peer lacks the blob
+BlobReader = Callable[[bytes, int], bytes]
 
 
 def require_project(state: CurationState, key: bytes) -> Project:
-    """Return a project. Raises `HttpProblem` if there is none with this id."""
+    """Return the project with the id `key`. Raises `HttpProblem` if no project has this id."""
     found = state.projects.get_record(key)
     if found is None:
         raise HttpProblem("not-found", "unknown project")
@@ -58,7 +58,7 @@ def project_pages(state: CurationState, key: bytes, project: Project) -> Iterato
 
 
 def read_task_page(project: Project, page: TaskPageRow, read: BlobReader) -> TaskPageBlob | None:
-    """Return the tasks of a page, or None if its blob is missing or is no such page."""
+    """Return a decoded page, or None if its blob is missing or is not a page of these tasks."""
     try:
         return decode_page(read(page.digest, PAGE_BYTES_MAX), project.spec.kind, page.root, page.count)
     except FolkmootError:
@@ -75,12 +75,12 @@ def settled_rows(state: CurationState, key: bytes, page: TaskPageRow) -> Iterato
 
 
 def task_votes(state: CurationState, task: bytes, row: TaskRow) -> Iterator[Assignment | None]:
-    """Return the assignments of all annotators that ever had the task, in order."""
+    """Return the assignments of all annotators that ever leased the task, in the order of their first leases."""
     return (state.assignments.get_record(assignment_id(task, who)) for who in row.annotators)
 
 
 def settled_task_lines(state: CurationState, key: bytes, project: Project, read: BlobReader) -> Iterator[dict[str, Any]]:
-    """Yield a line for each settled task, ascending. A task without its text here still has a line with its label."""
+    """Yield a line for each settled task, in ascending order. If this peer lacks a task's text, its line has only the label."""
     for page in project_pages(state, key, project):
         shown = read_task_page(project, page, read)
         for index, task, row in settled_rows(state, key, page):
@@ -88,7 +88,7 @@ def settled_task_lines(state: CurationState, key: bytes, project: Project, read:
 
 
 def compute_agreement(state: CurationState, key: bytes, project: Project) -> AgreementView:
-    """Return α of all settled tasks, and κ from the first KAPPA_TASKS_MAX."""
+    """Return Krippendorff's α of all settled tasks, and Cohen's κ of annotators from the first KAPPA_TASKS_MAX."""
     asked = project.spec
     kind, options, many = asked.kind, len(asked.options), asked.many
     rows = ((task, row) for page in project_pages(state, key, project) for _, task, row in settled_rows(state, key, page))
@@ -112,9 +112,9 @@ def compute_agreement(state: CurationState, key: bytes, project: Project) -> Agr
 
 
 def write_export(file: IO[bytes], state: CurationState, key: bytes, project: Project, read: BlobReader, format: str) -> None:
-    """Write an export, in a Trio thread that ends if its caller is cancelled. Later blocks do not change the content.
+    """Write an export of `state` to a file. It runs in a Trio thread, and ends early if the thread's caller is cancelled.
 
-    Raises `UserError` if such a project has no export in this format.
+    Raises `UserError` if the format does not support the kind of project.
     """
 
     def lines() -> Iterator[dict[str, Any]]:
@@ -130,7 +130,10 @@ def write_export(file: IO[bytes], state: CurationState, key: bytes, project: Pro
 def write_label_proofs(
     folder: Path, genesis: Genesis, state: LedgerState, links: tuple[LightBlock, ...], key: bytes, read: BlobReader
 ) -> int:
-    """Write an export with proofs to a new folder. Return its number of labels. `links` certify `state`. Raises `UserError`."""
+    """Write an export with proofs to a new folder. Return its number of labels. `links`: blocks that certify `state`.
+
+    Raises `UserError` if the folder cannot be written.
+    """
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
@@ -157,7 +160,7 @@ def _write(
     (folder / export_proofs.PAGES_PROOF).write_bytes(b"".join(export_proofs.iter_page_proofs(curation, key)))
     (folder / export_proofs.PAGES).mkdir()
     for number, page in enumerate(project_pages(curation, key, project)):
-        if read_task_page(project, page, read) is not None:  # otherwise its lines have no text
+        if read_task_page(project, page, read) is not None:  # tasks of a missing page are exported without text
             (folder / export_proofs.PAGES / str(number)).write_bytes(read(page.digest, PAGE_BYTES_MAX))
     count = 0
     with (
@@ -175,11 +178,11 @@ class PageFetcher:
     def __init__(self, desk: ServiceContext) -> None:
         self._desk = desk
         self._asked: set[bytes] = set()
-        self._lacks: set[bytes] = set()  # keys of pages that are not here yet
+        self._lacks: set[bytes] = set()  # keys of pages that this peer does not have yet
 
     @property
     def projects_without_pages(self) -> tuple[bytes, ...]:
-        """Projects whose tasks could not be shown, because pages are missing: at most EXCLUDED_PROJECTS_MAX."""
+        """Projects of which this peer lacks pages, at most EXCLUDED_PROJECTS_MAX: it could not show their tasks."""
         return tuple(sorted({page[:32] for page in self._lacks}))[:EXCLUDED_PROJECTS_MAX]
 
     async def run(self) -> None:
@@ -191,7 +194,7 @@ class PageFetcher:
                 await self._desk.wait_for_block_above(height)
 
     def _fetch_project(self, nursery: trio.Nursery, state: CurationState, key: bytes) -> None:
-        """Fetch the project's pages and guidelines, each once."""
+        """Start to fetch the project's pages and guidelines, each once."""
         project = state.projects[key]
         author = self._desk.state.module_state(MembersState).current_key(project.author)
         for name in (page_key(key, number) for number in range(project.pages)):
@@ -211,13 +214,13 @@ class PageFetcher:
 
 
 async def fetch_task_page(desk: ServiceContext, key: bytes, page: TaskPageRow, author: bytes) -> bool:
-    """Fetch a page. Return False if a redaction has replaced it in the meantime; then the page is not kept."""
+    """Fetch a page. Return False if a redaction has replaced the page in the meantime; the fetched page is then deleted."""
     await desk.fetch_blob(page.digest, page.bytes, (author,))
     state = desk.state.module_state(CurationState)
     now = state.pages[key]
     if now.digest == page.digest:
         return True
-    with suppress(MissingBlobError):  # the page was redacted during the fetch, and may be deleted already
+    with suppress(MissingBlobError):  # the peer may have deleted the redacted page already
         if find_replaced_page(state, now, page.digest, desk.read_blob(page.digest, PAGE_BYTES_MAX)) is not None:
             desk.delete_blob(page.digest)
     return False

@@ -1,4 +1,4 @@
-"""Public calls of a serving peer. Their results follow from the height and are computed once for all callers."""
+"""Public HTTP calls of a serving peer. A result depends on the height alone, and is computed once for all callers."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from protocol.errors import UserError
 from protocol.identity import WIRE_VERSION
 from web.calls import FileReply, HttpProblem, Json
 
-LEADERS_MAX: Final = 1_000  # annotators that a call shows
-TURN_WAIT_SECONDS: Final = 20.0  # longest wait of a caller for others' exports and agreements
+LEADERS_MAX: Final = 1_000  # annotators in a reply with the leaderboard
+TURN_WAIT_SECONDS: Final = 20.0  # longest wait of a caller for exports and agreements of other callers
 RETRY_AFTER_SECONDS: Final = 10  # seconds until a refused caller may try again
-OPEN_EXPORTS_MAX: Final = 8  # exports that are being sent: a slow reader occupies disk space for one
+OPEN_EXPORTS_MAX: Final = 8  # exports that are sent at the same time: a slow client occupies disk space for one export
 
 
 class SingleFlightCache:
-    """Result of one query at the newest height. Concurrent callers wait for the same computation."""
+    """Cache of one query's result at the newest height. Concurrent callers wait for the same computation."""
 
     def __init__(self, desk: ServiceContext, make: Callable[[CurationState, int, bytes], Json]) -> None:
-        """`make` takes the state, its height and its root. It runs in a thread."""
+        """`make` computes the result from the state, its height and its root. It runs in a thread."""
         self._desk, self._make, self._lock = desk, make, trio.Lock()
         self._known: tuple[tuple[int, bytes], Json] | None = None
 
@@ -48,7 +48,7 @@ class SingleFlightCache:
 
 
 class LeaderboardCache:
-    """Annotators by points. Groups of rows that did not change are not read again."""
+    """Leaderboard: annotators by points. Unchanged groups of the table's rows are not read again."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, list[tuple[int, int, bytes, str]]] = {}
@@ -101,7 +101,7 @@ class PublicApi:
 
     @asynccontextmanager
     async def _hold_turn(self) -> AsyncIterator[None]:
-        """Hold the only turn for long computations. Raises `HttpProblem` after TURN_WAIT_SECONDS."""
+        """Hold the peer's only slot for long computations. Raises `HttpProblem` if it is not free within TURN_WAIT_SECONDS."""
         with trio.move_on_after(TURN_WAIT_SECONDS) as waiting:
             await self._turn.acquire()
         if waiting.cancelled_caught:
@@ -112,7 +112,7 @@ class PublicApi:
             self._turn.release()
 
     async def project_agreement(self, project: bytes) -> Json:
-        """Return the agreement of a project's annotators. It is only computed again after a task was settled."""
+        """Return measures of the agreement of a project's annotators. They are computed again only after a task was settled."""
         require_project(self._state, project)
         async with self._hold_turn():
             state, height, found = self._state, self._desk.height, require_project(self._state, project)
@@ -130,7 +130,7 @@ class PublicApi:
         return {"project": view.project, "height": height, "alpha": view.alpha or None, "pairs": pairs}
 
     async def export_project(self, project: bytes, format: str) -> FileReply:
-        """Return an export as a file without a name, which disappears when it is closed."""
+        """Return an export as an unnamed file, which disappears when it is closed."""
         require_project(self._state, project)
         async with self._hold_turn():
             state, found = self._state, require_project(self._state, project)
@@ -164,7 +164,7 @@ class _CountedFile(BufferedRandom):
         self._places = places
 
     def close(self) -> None:
-        """Close the file and free its place. This also happens when the file is garbage-collected."""
+        """Close the file, so that another export can be sent. This also happens when the file is garbage-collected."""
         was_open = not self.closed
         super().close()
         if was_open:
@@ -192,6 +192,6 @@ def _project_view(state: CurationState, key: bytes) -> Json:
         "tasks": row.tasks,
         "settled": row.settled,
         "review": row.review,
-        # The nearest float of a fraction is the same at every peer.
+        # The float nearest to a fraction is the same at every peer.
         "alpha": None if alpha is None else round(float(alpha), 4),
     }

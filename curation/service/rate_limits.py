@@ -1,4 +1,4 @@
-"""Limits of a serving peer for one host or one person: rates, entries of tables, turns."""
+"""Limits of a serving peer for each host or annotator: rates of requests, entries of tables, turns in a queue."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from web.calls import HttpProblem
 
 K = TypeVar("K")
 V = TypeVar("V")
-HOSTS_MAX: Final = 10_000  # remembered; the least recent one is forgotten
+HOSTS_MAX: Final = 10_000  # hosts that a limiter or a queue remembers: a further host replaces the least recent one
 PROXY_HINT: Final = "if this peer is behind a reverse proxy, its operator has to set `web_trusted_proxies`"
 
 
 class HostRateLimiter:
-    """Rate limit of each host: `at_once` at a time, then one more after each period of `seconds`."""
+    """Rate limit of requests for each host: `at_once` requests at a time, then one more after each period of `seconds`."""
 
     def __init__(self, at_once: int, seconds: float, clock: Callable[[], float] = trio.current_time) -> None:
         self._at_once, self._seconds, self._clock = at_once, seconds, clock
         self._paid_until: OrderedDict[str, float] = OrderedDict()
 
     def acquire(self, host: str, what: str) -> None:
-        """Take one for a host. Raises `HttpProblem` if the host has taken too many."""
+        """Count a request of a host. Raises `HttpProblem` if the host is above its limit. `what`: the requests in words."""
         if wait := self.try_take(host):
             raise HttpProblem("too-many", f"too many {what} from your address: try again later ({PROXY_HINT})", wait)
 
     def try_take(self, host: str) -> int:
-        """Take one and return 0, or return the seconds until the host may take one."""
+        """Count a request of a host and return 0; above the limit, return the seconds until the host may send one."""
         now = self._clock()
         paid = max(now, self._paid_until.pop(host, now))
         wait = paid - now - (self._at_once - 1) * self._seconds
@@ -41,7 +41,10 @@ class HostRateLimiter:
 
 
 class FairTable(Generic[K, V]):
-    """Bounded table of entries with owners. If there is no room, the owner with most entries loses its oldest one."""
+    """Bounded table of entries with owners.
+
+    If the table is full, a new entry replaces the oldest entry of the owner with most entries.
+    """
 
     def __init__(self, entries_max: int, of_owner_max: int) -> None:
         self._entries_max, self._of_owner_max = entries_max, of_owner_max
@@ -63,7 +66,7 @@ class FairTable(Generic[K, V]):
         self._owned.setdefault(owner, OrderedDict())[key] = None
 
     def pop(self, key: K) -> None:
-        """Remove an entry, if there is one."""
+        """Remove the entry with this key, if the table has it."""
         owner, _ = self._values.pop(key, (None, None))
         if own := self._owned.get(owner):
             del own[key]
@@ -72,14 +75,14 @@ class FairTable(Generic[K, V]):
 
 
 class FairHostQueue:
-    """Queue of turns, one at a time. Hosts alternate, so that a host with many calls delays only itself.
+    """Queue of calls, of which one runs at a time. Hosts alternate, so that a host with many calls delays only itself.
 
-    Known hosts, which had a successful turn, go first, because owners of accounts use them.
+    Known hosts, from which a sign-in succeeded (`trust_host`), go first: owners of accounts use them.
     """
 
     def __init__(self, waiting_max: int, of_host_max: int) -> None:
         self._waiting_max, self._of_host_max = waiting_max, of_host_max
-        self._waiting: OrderedDict[str, deque[_Waiter]] = OrderedDict()  # hosts in the order of their turns
+        self._waiting: OrderedDict[str, deque[_Waiter]] = OrderedDict()  # waiting calls by host, in the order of the hosts' turns
         self._known: OrderedDict[str, None] = OrderedDict()
         self._is_taken = False
 
@@ -91,7 +94,10 @@ class FairHostQueue:
 
     @asynccontextmanager
     async def hold_turn(self, host: str) -> AsyncIterator[None]:
-        """Wait for a turn and hold it. Raises `HttpProblem` if too many calls wait."""
+        """Wait for the turn of a host's call, and hold the turn until the context ends.
+
+        Raises `HttpProblem` if too many calls wait.
+        """
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._is_taken:
             await self._wait(host)
@@ -112,7 +118,7 @@ class FairHostQueue:
         try:
             await waiter.called.wait()
         except trio.Cancelled:
-            if waiter.called.is_set() and not waiter.is_sent_away:  # The turn goes to another call.
+            if waiter.called.is_set() and not waiter.is_sent_away:  # The cancelled call passes its turn to another call.
                 self._is_taken = False
                 self._call_next()
             self._forget(host, waiter)
@@ -133,9 +139,9 @@ class FairHostQueue:
         waiter.called.set()
 
     def _send_away(self, host: str) -> None:
-        """Make room for a host: the host with most waiting calls loses its newest one. A known host displaces unknown ones first.
+        """Make room in the queue for a call of a host: the host with most waiting calls loses its newest call.
 
-        Raises `HttpProblem` if no host has to give way to this one.
+        A call of a known host displaces calls of unknown hosts first. Raises `HttpProblem` if no call has to give way.
         """
         most = max(self._waiting, key=lambda other: (other not in self._known, len(self._waiting[other])))
         is_before = (host in self._known) > (most in self._known)

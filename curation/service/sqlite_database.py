@@ -1,4 +1,4 @@
-"""Databases of a serving peer. Each statement waits for the disk, so it is durable once it has returned."""
+"""SQLite databases of a serving peer. Each SQL statement waits for the disk, so its changes are durable once it has returned."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 
 
 class ServiceDatabase:
-    """Database in a file of the service's folder. Threads may share it: each statement is a transaction."""
+    """SQLite database in a file of the service's folder. Threads may share an object: each statement is a transaction."""
 
     file_name: ClassVar[str]
     file_mode: ClassVar[int] = 0o644

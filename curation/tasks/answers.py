@@ -1,6 +1,5 @@
-"""The four kinds of questions, their answers as arrays of integers, and answers as files and people write them.
-
-A written answer is read as the text of an option first, then as an option's number.
+"""The four kinds of questions, their answers as arrays of integers, and written answers in files and commands. A written answer
+is read as the text of an option first, then as an option's number.
 """
 
 from __future__ import annotations
@@ -20,19 +19,20 @@ from protocol.errors import UserError
 
 Salt = Annotated[bytes, Length(SALT_BYTES, SALT_BYTES)]
 Answer = tuple[int, ...]
-ITEMS = tuple(f"item{place}" for place in range(1, RANKED_MAX + 1))  # columns of a file with a task's items
-COLUMNS = ("text", "suggestion", "gold", *ITEMS)  # columns that may have other names in a file
+ITEMS = tuple(f"item{place}" for place in range(1, RANKED_MAX + 1))  # names of a file's columns with the items of a task
+COLUMNS = ("text", "suggestion", "gold", *ITEMS)  # names of columns; a file may have other names for them, see `--columns`
 PAIR_ANSWERS = ("the first", "the second", "a tie", "both bad")
 NONE_OF_THEM = "none of them"  # text of an empty answer to a question with `many`
-SHOWN_CHARACTERS_MAX: Final = 64  # characters of an answer in an error message; a file's answers may have any length
-NUMBER_CHARACTERS_MAX: Final = 64  # the longest option has 64
-POSITION_DIGITS_MAX: Final = 3  # digits of an option's or item's number; Python refuses numbers of thousands of digits
-READINGS_SHOWN: Final = 3  # readings of an ambiguous answer in an error message; the first two show the problem
-PARTS_MAX: Final = 64  # parts of a text with several options; the ways to join them grow with their square
+SHOWN_CHARACTERS_MAX: Final = 64  # characters of an answer in an error message: an answer in a file may have any length
+NUMBER_CHARACTERS_MAX: Final = 64  # characters of a number: the longest option has 64
+POSITION_DIGITS_MAX: Final = 3  # digits of an option's or item's number: Python refuses numbers of thousands of digits
+READINGS_SHOWN: Final = 3  # readings of an ambiguous answer in an error message: the first two show the problem
+PARTS_MAX: Final = 64  # parts of a text with several options: the number of ways to join parts grows with the square
 _NUMBER: Final = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?")
 _TRUTHS: Final = {"true": 1, "yes": 1, "false": 0, "no": 0}
-_PAIR_NAMES: Final = {name.split()[1]: name for name in PAIR_ANSWERS}  # first, second, tie, bad
-_SEPARATORS: Final = (";", ",", "|", "\n")  # between several options in one text
+# answers to a pair by their words `first`, `second`, `tie` and `bad`
+_PAIR_NAMES: Final = {name.split()[1]: name for name in PAIR_ANSWERS}
+_SEPARATORS: Final = (";", ",", "|", "\n")  # characters that separate several options in one text
 
 
 class QuestionKind(enum.StrEnum):
@@ -56,7 +56,10 @@ def options_problem(kind: QuestionKind, options: tuple[str, ...], many: bool) ->
 
 
 def items_problem(kind: QuestionKind, items: int) -> str | None:
-    """Return why a task of this kind cannot have this number of items, or None if it can. A text alone has 0 items."""
+    """Return why a task of this kind cannot have this number of items, or None if it can.
+
+    A task with a text alone has 0 items.
+    """
     if kind is QuestionKind.PAIR and items != 2:
         return f"a pair has 2 `items`, not {items}"
     if kind is QuestionKind.RANKING and not RANKED_MIN <= items <= RANKED_MAX:
@@ -67,7 +70,7 @@ def items_problem(kind: QuestionKind, items: int) -> str | None:
 
 
 def answer_problem(kind: QuestionKind, options: int, many: bool, items: int, answer: Answer) -> str | None:
-    """Return None for a valid answer to such a task, or else the valid answers, as in “expected one of 0..3”."""
+    """Return None for a valid answer to a task of this kind, or else the valid answers, such as “expected one of 0..3”."""
     match kind:
         case QuestionKind.LABEL:
             fits = all(0 <= choice < options for choice in answer) and list(answer) == sorted(set(answer))
@@ -84,14 +87,14 @@ def answer_problem(kind: QuestionKind, options: int, many: bool, items: int, ans
 
 
 def answer_text(kind: QuestionKind, options: tuple[str, ...], answer: Answer) -> str:
-    """Return an answer as people read it."""
+    """Return an answer in words, for people."""
     if kind is QuestionKind.RANKING:
         return " > ".join(map(str, answer))
     return ", ".join(answer_words(kind, options, answer)) or NONE_OF_THEM
 
 
 def answer_words(kind: QuestionKind, options: Sequence[str], answer: Sequence[int]) -> list[str]:
-    """Return the texts of an answer. For a ranking they are the numbers of its items, from 1 on."""
+    """Return the texts of the options in an answer. For a ranking they are the numbers of its items, from 1 on."""
     match kind:
         case QuestionKind.LABEL:
             return [options[option] for option in answer]
@@ -108,26 +111,29 @@ def gold_leaf(salt: bytes, answer: Answer) -> bytes:
 
 
 def answer_commitment(assignment: bytes, salt: bytes, answer: Answer) -> bytes:
-    """Return the commitment to an answer, which the annotator signs before others see the answer."""
+    """Return the commitment to an answer: a hash with a salt, which the annotator signs before others see the answer."""
     return hashlib.sha256(b"folkmoot/answer\x00" + assignment + salt + codec.encode(list(answer))).digest()
 
 
-# Answers as files and people write them --------------------------------------------------------------------------------
+# Written answers -------------------------------------------------------------------------------------------------------
 
 
 class OptionText(str):
-    """Text of an option, from a format that never numbers options."""
+    """Text of an option, from a file format in which answers are never option numbers."""
 
 
 class AnswerSchema(NamedTuple):
-    """Form of the answers of a project."""
+    """Form of a project's answers: its kind of question, its options, and whether an answer may have many options."""
 
     kind: QuestionKind
     options: tuple[str, ...]
     many: bool
 
     def parse_answer(self, where: str, what: str, said: Any, items: int) -> Answer | None:
-        """Return a written answer as integers; None for None. Raises `UserError` if it has no valid reading, or more than one."""
+        """Return a written answer as integers; None if `said` is None.
+
+        Raises `UserError` if it has no valid reading, or more than one.
+        """
         if said is None:
             return None
         try:
@@ -163,7 +169,10 @@ def _answer(said: Any, kind: QuestionKind, options: tuple[str, ...], many: bool)
 
 
 def _ranking(said: Any) -> Answer:
-    """Return the numbers of items, from 0 on. They may be written from 0 or from 1: no ranking fits both."""
+    """Return the numbers of items in a ranking, from 0 on.
+
+    They may be written from 0 or from 1 on: no ranking is valid as both.
+    """
     parts = re.split(r"[\s;,>|]+", said.strip()) if isinstance(said, str) else said if isinstance(said, list) else [said]
     places = [_position(part) for part in parts]
     if any(place is None for place in places):
@@ -173,12 +182,12 @@ def _ranking(said: Any) -> Answer:
 
 
 def _several(said: str, options: tuple[str, ...]) -> Answer:
-    """Return the options in one text. An option may contain a separator, so every way to split the text is tried."""
+    """Return the options in one text. An option may contain a separator, so the parser tries every way to split the text."""
     found: set[Answer] = {()} if said == NONE_OF_THEM else set()
     problem: UserError | None = None
     for separator in _SEPARATORS:
         parts = said.split(separator, PARTS_MAX)
-        answers: list[set[frozenset[int]]] = [{frozenset()}]  # answers[n]: the readings of the first n parts
+        answers: list[set[frozenset[int]]] = [{frozenset()}]  # answers[n]: all readings of the first n parts
         for end in range(1, len(parts) + 1):
             answers.append(set())
             for start in range(end):
@@ -198,7 +207,7 @@ def _several(said: str, options: tuple[str, ...]) -> Answer:
 
 
 def _option(part: Any, options: tuple[str, ...], first: int = 0) -> int:
-    """Return the index of an option. `first` is the number of the first option."""
+    """Return the index of the option that a text or a number names. `first` is the number of the first option."""
     text = _text(part)
     if text in options:
         return options.index(text)
@@ -219,11 +228,11 @@ def _option(part: Any, options: tuple[str, ...], first: int = 0) -> int:
 
 
 def _by_value(text: str, options: tuple[str, ...]) -> list[int]:
-    """Return the indexes of options with the same value in another form: ` sad`, TRUE for true, 1.0 and 01 for 1."""
+    """Return the indexes of options with the same value in another spelling: ` sad` for sad, TRUE for true, 1.0 and 01 for 1."""
     stripped = text.strip()
     if stripped in options:
         return [options.index(stripped)]
-    if stripped.casefold() in ("true", "false"):  # JSON, Python and spreadsheets write them in different cases
+    if stripped.casefold() in ("true", "false"):  # JSON, Python and spreadsheets write truth values in different letter cases
         return [place for place, option in enumerate(options) if option.casefold() == stripped.casefold()]
     number = _number(stripped)
     return [] if number is None else [place for place, option in enumerate(options) if _number(option) == number]
@@ -234,7 +243,7 @@ def _number(text: str) -> Decimal | None:
 
 
 def _position(part: Any) -> int | None:
-    """Return a whole number from 0 on, written as a number or as digits; None for anything else."""
+    """Return the whole number from 0 on that is written as a number or as digits; None for any other value."""
     if isinstance(part, str) and part.isascii() and part.isdecimal() and len(part) <= POSITION_DIGITS_MAX:
         return int(part)
     return part if type(part) is int and part >= 0 else None

@@ -1,4 +1,4 @@
-"""Tasks and their pages. A page is a blob; the ledger has its digest and a Merkle root over its tasks."""
+"""Tasks and pages of tasks. A page is a blob; the ledger has its digest and a Merkle root over its tasks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ Text = Annotated[str, Length(0, TEXT_CHARACTERS_MAX)]
 
 @dataclass(frozen=True, slots=True)
 class AnnotationTask:
-    """Task as annotators see it: a text, or items to compare with an optional text above them."""
+    """Content of a task for annotators: a text, or items to compare with an optional text above them."""
 
     text: Text
     items: Annotated[tuple[Text, ...], Length(0, RANKED_MAX)] = ()
-    suggestion: Annotated[tuple[Count, ...], Length(0, 16)] | None = None  # a model's answer
+    suggestion: Annotated[tuple[Count, ...], Length(0, 16)] | None = None  # answer that a model suggests
 
 
 @dataclass(frozen=True, slots=True)
 class PageEntry:
-    """Entry of a page: a task with its salt, or only the leaf of a redacted task. The leaf keeps the root and hides the text."""
+    """Entry of a page: a task with its salt, or only the leaf of a redacted task.
+
+    With the leaf, the page's Merkle root stays the same without the text.
+    """
 
     salt: Salt | None
     task: AnnotationTask | None
@@ -43,7 +46,7 @@ def task_leaf(salt: bytes, task: AnnotationTask) -> bytes:
 
 
 def entry_leaf(entry: PageEntry) -> bytes:
-    """Return the leaf of an entry. Raises `RemoteProtocolError` if the entry is neither a task nor a leaf."""
+    """Return the Merkle leaf of an entry. Raises `RemoteProtocolError` if the entry is neither a task nor a leaf."""
     if entry.leaf is not None and entry.salt is None and entry.task is None:
         return entry.leaf
     if entry.leaf is None and entry.salt is not None and entry.task is not None:
@@ -56,14 +59,17 @@ def page_merkle_root(page: TaskPageBlob) -> bytes:
 
 
 def redact_entry(page: TaskPageBlob, index: int) -> bytes:
-    """Return the page, encoded, with this entry reduced to its leaf. Every peer with the page gets the same bytes."""
+    """Return the encoded page with the entry `index` reduced to its leaf. Every peer with the page gets the same bytes."""
     entries = list(page.entries)
     entries[index] = PageEntry(None, None, entry_leaf(entries[index]))
     return codec.encode(TaskPageBlob(tuple(entries)))
 
 
 def decode_page(data: bytes, kind: QuestionKind, root: bytes, count: int) -> TaskPageBlob:
-    """Decode a page. Raises `RemoteProtocolError` for another root or count, or for items that do not fit the kind."""
+    """Decode a page.
+
+    Raises `RemoteProtocolError` if its Merkle root or number of tasks differs, or its items do not fit the kind.
+    """
     page = codec.decode(TaskPageBlob, data, PAGE_BYTES_MAX)
     if len(page.entries) != count or page_merkle_root(page) != root:
         raise RemoteProtocolError("bad-page", "it has other tasks than its project says")

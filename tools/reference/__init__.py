@@ -1,4 +1,4 @@
-"""Pages of docs/reference/ that are generated from the code. Each module here renders the page of its name."""
+"""Pages of docs/reference/ that are generated from the code. Each module of this package renders the page of its name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
 
 def render_pages() -> Iterator[tuple[Path, str]]:
-    """Yield each generated page with its text. A module `exit_codes` renders `docs/reference/exit-codes.md`."""
+    """Yield the path and the text of each generated page. The module `exit_codes` renders `docs/reference/exit-codes.md`."""
     for module in sorted(Path(__file__).parent.glob("[a-z]*.py")):
         text: str = import_module(f"tools.reference.{module.stem}").render()
         yield REFERENCE / f"{module.stem.replace('_', '-')}.md", text

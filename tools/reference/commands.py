@@ -1,4 +1,4 @@
-"""The page of commands: arguments, options, defaults and exit statuses of each, from the parsers."""
+"""The page of commands: arguments, options, defaults and exit statuses of each command, from the parsers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ shows at most ten events a minute; `log` has all of them.
 Peers have names in all output. A name of several members is followed by the first characters of the id. A narrow terminal drops
 columns, and names them below the table; long names end in `…`. Output to a pipe is complete, with one row per line.
 """
-PLACE = ("data_directory", "config")  # options of nearly all commands
+PLACE = ("data_directory", "config")  # options of nearly all commands, which the tables leave out
 DEFAULT_IN_HELP = re.compile(r" \(default (.+)\)$")
 
 
@@ -82,7 +82,7 @@ def _anchor(title: str) -> str:
 
 
 def _command(title: str, parser: CommandLineParser) -> Iterator[str]:
-    """Yield the lines of a command."""
+    """Yield the lines of a command's section."""
     of_actions = {action.name: _options_of(parser, action.name) for action in parser.actions}
     grouped = {id(option) for options in of_actions.values() for option in options}
     omitted = (*PLACE, "help", "action_name", *(setting_descriptions() if "--ping-seconds" in parser.known_options() else ()))

@@ -1,4 +1,4 @@
-"""The page of exit statuses: those of all commands, and those of single ones, from the constants and the declarations."""
+"""The page of exit statuses: those of all commands from constants, and those of single commands from their declarations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of the HTTP API: all calls, from the declarations of the routes, with the rules that hold for each of them."""
+"""The page of the HTTP API: all calls, from the declarations of the routes, with the rules for each client class."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from web.event_stream import KEEPALIVE_SECONDS, LISTENER_QUEUE_MAX, LISTENERS_MA
 from web.routes import BODY_BYTES_MAX, FILE_BYTES_MAX, OPERATOR, ClientClass, Route
 from web.site import load_site
 
-METHOD_STATUS: Final = {"method": 405}  # of the server itself: no handler raises it
+METHOD_STATUS: Final = {"method": 405}  # problem code with its HTTP status that the server itself sends: no handler raises it
 CAUSES: Final = {
     "malformed": "The body is no JSON object, or a field has a wrong type or value.",
     "unauthorized": "There is no token, or this peer did not issue it, or it has expired.",
@@ -187,7 +187,7 @@ def render() -> str:
 
 
 def route_section(route: Route) -> str:
-    """Return the section of one route: its fields, its replies and its problems."""
+    """Return the section of one route as Markdown: its fields, its replies and its problems."""
     fields = [*_field_rows("path", route.path_fields), *_field_rows("query", route.query_fields)]
     fields += _field_rows("body", route.body_fields)
     text = f"\n### `{route.method} {route.path}`\n\n{route.about}.\n"

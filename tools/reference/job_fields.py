@@ -24,7 +24,7 @@ from training.job_spec import ESTIMATES, PRESETS, AuditMode, JobSpec, complete_f
 from training.transformer import NORM_EPSILON_MAX, NORM_EPSILON_MIN, ROPE_BASE_MAX, ROPE_BASE_MIN, ModelSpec
 
 MEANING = ("field", "values", "default", "meaning")
-LAYERS = ("linear", "attention", "feed_forward")  # their values are names of features
+LAYERS = ("linear", "attention", "feed_forward")  # fields whose values are kinds of layers, which features add
 VALUES_OF_FIELD = {"bits": "1, 2, 4 or 8"}
 DPO_BETAS = f"above 0, at most {ppo.WEIGHT_MAX:g}"
 MODEL_FLOATS = {
@@ -118,7 +118,7 @@ def render() -> str:
 
 
 def said(value: object) -> str:
-    """Return a value as a person types it."""
+    """Return a field's value in the form that a person types."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(getattr(value, "value", value))
@@ -126,7 +126,7 @@ def said(value: object) -> str:
 
 @cache
 def descriptions(kind: type) -> Mapping[str, str]:
-    """Return the docstring below each field of a dataclass."""
+    """Return the docstring below each field of a dataclass, by field name."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(body, ast.ClassDef), kind
     found = {}
@@ -153,7 +153,7 @@ def _training_defaults() -> Mapping[str, str]:
 
 
 def _policy_defaults() -> Mapping[str, str]:
-    """Return the settings of a policy with a base and a reward model, where they are not those of `PpoSettings`."""
+    """Return the defaults, in words, of a policy with a base and a reward model that differ from `PpoSettings`, by field name."""
     usual = {"prompts": "set", "prompt_tokens": "the longest prompt that fits", "stop_token": "that of the base, or a newline"}
     by_rule = job_presets.RULE_TERMS.items() - job_presets.PPO_TERMS.items()
     own = {field.name: field.default for field in dataclasses.fields(PpoSettings)}
@@ -177,7 +177,7 @@ def _own_rows() -> Iterator[tuple[str, ...]]:
 
 
 def _derived_rows() -> Iterator[tuple[str, str]]:
-    """Yield the fields that `complete_fields` sets under a condition, without the fields of the condition."""
+    """Yield each condition, such as `audit=full`, with the other fields that `complete_fields` then sets."""
     for given in (
         {"audit": "full"},
         {"audit": "sampled"},
@@ -211,14 +211,14 @@ def _typed(name: str, value: Any) -> Any:
 
 
 def _columns(presets: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a table with a row for each field that any of these presets sets."""
+    """Return the lines of a table with a column for each preset and a row for each field that any preset sets."""
     fields = [field.name for field in dataclasses.fields(JobSpec) if any(field.name in preset for preset in presets.values())]
     rows = [(f"`{name}`", *(said(preset[name]) if name in preset else "–" for preset in presets.values())) for name in fields]
     return _table(("field", *presets), rows)
 
 
 def _values(name: str, hint: Any) -> str:
-    """Return the values that a field accepts."""
+    """Return the values that a field accepts, in words."""
     if type(None) in get_args(hint):
         (hint,) = (kind for kind in get_args(hint) if kind is not type(None))
         return f"{_values(name, hint)}, or `none`"

@@ -1,4 +1,4 @@
-"""The page of settings: type, default, meaning, flag and variable of each, from its declaration."""
+"""The page of settings: type, default, meaning, flag and environment variable of each setting, from its declaration."""
 
 from __future__ import annotations
 

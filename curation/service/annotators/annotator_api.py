@@ -35,23 +35,25 @@ from protocol.errors import FolkmootError
 from protocol.identity import derive_secret
 from web.calls import HttpProblem, Json, TextReply
 
-HEARTBEAT_SECONDS_MAX: Final = 45.0  # between heartbeats of a page, which sends one in 15 seconds; a lease is free in a minute
-LEASE_WAIT_SECONDS: Final = 3.0  # longest wait of a call for a task
+# longest time between heartbeats of a lease: pages send one in 15 seconds, and a lease without them ends in a minute
+HEARTBEAT_SECONDS_MAX: Final = 45.0
+LEASE_WAIT_SECONDS: Final = 3.0  # longest wait of an HTTP call for a task
 ANSWERS_PER_MINUTE: Final = 60
-# Leases that an annotator can give back at once. Each is a row of the state for ten minutes, and its task may be drawn again.
+# Leases that an annotator can give back at once. A lease given back leaves an entry in the state for ten minutes, and its task
+# may be drawn again.
 GIVE_BACK_BURST: Final = 32
-GIVE_BACK_INTERVAL_SECONDS: Final = 2.0  # seconds until one more may be given back
-PAGES_OPEN_MAX: Final = 64  # decoded pages in memory; a decoded text may take four times its bytes
+GIVE_BACK_INTERVAL_SECONDS: Final = 2.0  # seconds until the annotator may give back one more lease
+PAGES_OPEN_MAX: Final = 64  # decoded pages of tasks in memory: a decoded text may take four times its bytes
 PAGES_OPEN_BYTES_MAX: Final = 8 << 20
 EMPTY_BATCH_DELAY_SECONDS: Final = 1.0
 SALT_DOMAIN: Final = "custodial-salt"
 
 
 class LeaseHeartbeats:
-    """Time of the last heartbeat of each lease, in seconds of the caller. An annotator has at most eight leases."""
+    """Time of the last heartbeat of each lease, in seconds of the caller's clock. The ledger limits the number of leases."""
 
     def __init__(self) -> None:
-        self._last: dict[bytes, float] = {}  # the oldest first
+        self._last: dict[bytes, float] = {}  # time by assignment, in order of time
 
     def record_heartbeats(self, assignments: Iterable[bytes], now: float) -> None:
         for assignment in assignments:
@@ -62,20 +64,23 @@ class LeaseHeartbeats:
         return assignment in self._last
 
     def pop_lapsed(self, now: float) -> list[bytes]:
-        """Remove and return the assignments whose last heartbeat is too long ago."""
+        """Remove and return the assignments whose last heartbeat is HEARTBEAT_SECONDS_MAX or longer ago."""
         found = [assignment for assignment, last in self._last.items() if now - last >= HEARTBEAT_SECONDS_MAX]
         for assignment in found:
             del self._last[assignment]
         return found
 
     def seconds_left(self, now: float) -> float:
-        """Return the time until a lease may lapse. Heartbeats wake no caller, so it is at most HEARTBEAT_SECONDS_MAX."""
+        """Return the seconds until the next lease may lapse.
+
+        It is at most HEARTBEAT_SECONDS_MAX, because a heartbeat does not wake the caller.
+        """
         return next((max(0.0, last + HEARTBEAT_SECONDS_MAX - now) for last in self._last.values()), HEARTBEAT_SECONDS_MAX)
 
 
 @dataclass(frozen=True, slots=True)
 class AnnotationReceipt:
-    """This peer's signed statement that it saw an annotation decided. The annotator can show it to others."""
+    """This peer's signed statement that a block has decided an annotation. The annotator can show the receipt to others."""
 
     TAG: ClassVar[str] = "annotation-receipt"
     annotation: Digest
@@ -94,9 +99,9 @@ class AnnotatorApi:
     ) -> None:
         self._desk, self._doors, self._fetching, self._sessions, self._gatherer = desk, doors, fetching, sessions, gatherer
         self._openings = AnswerOpenings(desk, gatherer)
-        self._returns = HostRateLimiter(GIVE_BACK_BURST, GIVE_BACK_INTERVAL_SECONDS)  # by annotator
+        self._returns = HostRateLimiter(GIVE_BACK_BURST, GIVE_BACK_INTERVAL_SECONDS)  # rate of leases given back, by annotator
         self._heartbeats = LeaseHeartbeats()
-        self._pages: OrderedDict[bytes, tuple[TaskPageBlob, int]] = OrderedDict()  # page and size in bytes, by digest
+        self._pages: OrderedDict[bytes, tuple[TaskPageBlob, int]] = OrderedDict()  # decoded page and its size in bytes, by digest
         self._answered: OrderedDict[bytes, deque[float]] = OrderedDict()  # times of each annotator's answers in the last minute
 
     @property
@@ -104,11 +109,11 @@ class AnnotatorApi:
         return self._desk.state.module_state(CurationState)
 
     async def run_openings_and_expiry(self) -> None:
-        """Open answers as soon as all requested votes are committed, and request a batch when something has expired."""
+        """Open answers as soon as all requested votes are committed. Request a batch when an entry of the ledger has expired."""
         while True:
             height, state = self._desk.height, self._state
             await self._openings.process_due_openings(state, self._sessions.now_ms)
-            for assignment in self._heartbeats.pop_lapsed(trio.current_time()):  # their pages send no more heartbeats
+            for assignment in self._heartbeats.pop_lapsed(trio.current_time()):  # leases whose pages send no more heartbeats
                 row = state.assignments.get_record(assignment)
                 is_leased = row is not None and row.state is AssignmentState.LEASED
                 if is_leased and self._openings.pending_commitment(assignment) is None:
@@ -122,19 +127,22 @@ class AnnotatorApi:
 
     @property
     def _nudge_seconds(self) -> float:
-        """Delay of an empty batch of this peer after an expiry, so that statements or another peer's batch can come first."""
+        """Seconds after an expiry until this peer sends an empty batch.
+
+        A batch with statements, or of another peer, may come earlier.
+        """
         peers = serving_peers(self._desk.state.module_state(MembersState))
         return EMPTY_BATCH_DELAY_SECONDS * (1 + peers.index(self._desk.me)) if self._desk.me in peers else math.inf
 
     def _seconds_to_expiry(self) -> float:
-        """Return the seconds until a batch is needed: a lease, an opening or an unused place expires, or a close continues."""
+        """Return the seconds until a batch is needed, because a lease, an opening or an enrolment expires or a project closes."""
         at_ms = CurationChanges(self._state, b"").next_expiry_ms()
         return 3_600.0 if at_ms is None else (at_ms - self._sessions.now_ms) / 1_000
 
     # Calls -----------------------------------------------------------------------------------------------------------
 
     async def lease_tasks(self, session: AnnotatorSession, limit: int, project: bytes) -> Json:
-        """Return leases of one project, or of all, and take new ones up to `limit`."""
+        """Return an annotator's leased tasks of one project, or of all, and lease new tasks up to `limit`."""
         if self._doors.is_refused(session.key):
             raise HttpProblem(
                 "forbidden", "this peer's operator has blocked you from new tasks; answers already given still count"
@@ -176,7 +184,7 @@ class AnnotatorApi:
                 await self._desk.wait_for_block_above(height)
 
     def _release_idle(self, annotator: bytes, leases: Sequence[tuple[bytes, Assignment]], count: int) -> None:
-        """Release at most `count` of these leases: those without a heartbeat and without an answer."""
+        """Release at most `count` of the leases `leases`, among those without a heartbeat and without an answer."""
         idle = [
             key
             for key, row in leases
@@ -195,7 +203,7 @@ class AnnotatorApi:
         return {"assignments": [key.hex() for key in held]}
 
     def _answerable(self, state: CurationState, leases: Sequence[bytes]) -> list[tuple[bytes, Assignment]]:
-        """Return the leases that can be answered: the project is not closed, the task is begun, and no release is pending."""
+        """Return the leases that can be answered: their project is not closed, the task is begun, and no release is pending."""
         rows = ((lease, state.assignments[lease]) for lease in leases if self._gatherer.pending_release(lease) is None)
         return [(lease, row) for lease, row in rows if is_commitment_possible(state, row)]
 
@@ -204,7 +212,7 @@ class AnnotatorApi:
             project = state.projects[row.project]
             task = self._text(state, project, row)
             if task is None:
-                continue  # This peer lacks the page. Other leases are shown in the meantime.
+                continue  # This peer lacks the page of this task.
             asked = project.spec
             body: Json = {
                 "assignment": assignment.hex(),
@@ -232,7 +240,7 @@ class AnnotatorApi:
         return None
 
     def _page(self, project: Project, page: TaskPageRow) -> TaskPageBlob | None:
-        """Return a page's tasks. The most recently used pages stay decoded."""
+        """Return a decoded page, or None if this peer lacks the page. The most recently used pages stay in memory."""
         if page.digest not in self._pages:
             found = read_task_page(project, page, self._desk.read_blob)
             if found is None:
@@ -252,7 +260,7 @@ class AnnotatorApi:
         signature: bytes | None,
     ) -> tuple[int, Json]:
         if (leaving := self._gatherer.pending_release(assignment)) is not None:
-            # An answer after a release is accepted as long as the task has a place.
+            # An answer after a release is accepted as long as the task has a free place.
             await self._gatherer.wait_for_decision(leaving)
         state = self._state
         row = self._mine(state, session, assignment)
@@ -279,7 +287,8 @@ class AnnotatorApi:
             self._count_answer(session.key)
             pending = await self._openings.commit_answer(UnopenedAnswer(assignment, salt, answer, signature))
             task = state.tasks[task_id(row.project, row.number)]
-            if task.committed + 1 == task.votes_asked:  # the last requested vote: it may be opened in the same batch
+            # With the last requested vote, the answer may be opened in the same batch.
+            if task.committed + 1 == task.votes_asked:
                 self._gatherer.add_statement(AnswerOpening(assignment, salt, answer))
         with trio.move_on_after(DECISION_WAIT_SECONDS):
             await pending.done.wait()
@@ -291,7 +300,10 @@ class AnnotatorApi:
         return 202, {"annotation": assignment.hex()}
 
     def _signed_here(self, session: AnnotatorSession, assignment: bytes, answer: tuple[int, ...]) -> tuple[bytes, bytes]:
-        """Return a salt and the signature. Only the key's holder can derive the salt, which is the same for each call."""
+        """Return the salt of a custodial annotator's answer and the signature.
+
+        The salt is derived from the annotator's key: it is secret, and the same when the call is repeated.
+        """
         if session.identity is None:
             raise HttpProblem(
                 "malformed", "an answer needs `salt` and `signature`: this peer signs only for custodial annotators"
@@ -364,7 +376,7 @@ class AnnotatorApi:
         return row
 
     def _receipt(self, state: CurationState, row: Assignment, assignment: bytes) -> Json:
-        """Return a receipt, with the suggestion if the annotator has not seen it yet."""
+        """Return the reply to a decided answer: a receipt, and the model's suggestion if the page has not shown it."""
         assert row.commitment is not None
         receipt = self._desk.sign(AnnotationReceipt(assignment, row.commitment, row.height))
         body: Json = {"annotation": assignment.hex(), "height": row.height, "receipt": codec.encode(receipt).hex()}
@@ -375,7 +387,7 @@ class AnnotatorApi:
         return body
 
     def _count_answer(self, key: bytes) -> None:
-        """Count an annotator's answer, in any session. Raises `HttpProblem` above ANSWERS_PER_MINUTE."""
+        """Count an annotator's answer, over all its sessions. Raises `HttpProblem` above ANSWERS_PER_MINUTE."""
         now = trio.current_time()
         while self._answered and next(iter(self._answered.values()))[-1] <= now - 60:
             self._answered.popitem(last=False)

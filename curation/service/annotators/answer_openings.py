@@ -1,6 +1,6 @@
-"""Answers between commitment and opening: this peer stores those that it carries, and seals each for two others.
-
-It opens its own answers once openings are requested. It opens another peer's answer, sealed for it, if no other peer has done so.
+"""Answers between commitment and opening. This peer stores the answers whose commitments it sends (it is their carrier), and
+encrypts (seals) each for two other serving peers. It opens these answers once openings are requested. With a seal, it opens an
+answer of another carrier that is late.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import seal, short_id
 
-SEAL_DELAY_MS = 5_000  # the first peer with a seal waits for the carrier, the second one twice as long
+SEAL_DELAY_MS = 5_000  # wait of the first peer with a seal for the carrier; the second peer waits twice as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class UnopenedAnswer:
     assignment: bytes
     salt: bytes
     answer: Answer
-    signature: bytes  # the annotator's, over the commitment
+    signature: bytes  # the annotator's signature of the commitment
 
     @property
     def commitment(self) -> bytes:
@@ -46,7 +46,7 @@ class _Answer:
 
 
 class AnswerStore(ServiceDatabase):
-    """Answers that are not opened yet. They are durable here before the annotator is told that they count."""
+    """Answers that are not opened yet. An answer is durable in this store before the annotator gets the reply that it counts."""
 
     file_name = "answers.sqlite"
     schema = (
@@ -54,7 +54,7 @@ class AnswerStore(ServiceDatabase):
         " (assignment BLOB PRIMARY KEY, salt BLOB NOT NULL, answer BLOB NOT NULL, signature BLOB NOT NULL) WITHOUT ROWID"
     )
 
-    # Each method is one statement. A transaction of several statements would include those of other threads.
+    # Each method is one SQL statement. A transaction of several statements would include statements of other threads.
 
     def store_answer(self, kept: UnopenedAnswer) -> None:
         row = (kept.assignment, kept.salt, codec.encode(_Answer(kept.answer)), kept.signature)
@@ -70,7 +70,7 @@ class AnswerStore(ServiceDatabase):
 
 @dataclass
 class PendingCommitment:
-    """Commitment that waits for its decision. Until then no other answer replaces it, here or in the answer store."""
+    """Commitment that waits for its decision. Until its decision, the annotator cannot replace the answer."""
 
     commitment: bytes
     done: trio.Event = field(default_factory=trio.Event)
@@ -78,10 +78,10 @@ class PendingCommitment:
 
 @dataclass
 class _DueOpening:
-    """Opening that is requested."""
+    """Requested opening of an answer."""
 
     since_ms: int
-    seals: int = 0  # number of seals that this peer has tried
+    seals: int = 0  # number of seals of this answer that this peer has tried to open
 
 
 class AnswerOpenings:
@@ -89,11 +89,11 @@ class AnswerOpenings:
         self._desk, self._gatherer = desk, gatherer
         self._vault = AnswerStore(desk.folder)
         self._kept = {kept.assignment: kept for kept in self._vault.load_answers()}
-        self._former = list(self._kept.values())  # answers of the peer's last run, which may have been decided
+        self._former = list(self._kept.values())  # answers of the peer's last run, whose commitments may have been decided
         self._pending = {kept.assignment: PendingCommitment(kept.commitment) for kept in self._former}
-        self._next = 0  # place in the queue of openings; all before it were added to `asked`
-        self.asked: dict[bytes, _DueOpening] = {}  # openings by assignment, until opened or forfeited
-        self._false: set[bytes] = set()  # peers whose seals did not open their commitments
+        self._next = 0  # first number in the queue `openings` that is not yet added to `asked`
+        self.asked: dict[bytes, _DueOpening] = {}  # requested openings by assignment, until the answer is opened or forfeited
+        self._false: set[bytes] = set()  # carriers whose seals did not match their commitments
 
     def pending_commitment(self, assignment: bytes) -> PendingCommitment | None:
         found = self._pending.get(assignment)
@@ -114,7 +114,8 @@ class AnswerOpenings:
     def _commit(self, kept: UnopenedAnswer) -> AnswerCommitment:
         secret = codec.encode(OpeningSecret(kept.salt, kept.answer))
         seals = tuple(seal(key, secret) or b"" for key in self._keepers(kept.assignment, self._desk.me))
-        row = self._desk.state.module_state(CurationState).assignments[kept.assignment]  # Only leased assignments are answered.
+        # exists: only leased assignments are answered
+        row = self._desk.state.module_state(CurationState).assignments[kept.assignment]
         return AnswerCommitment(kept.assignment, row.annotator, kept.commitment, kept.signature, seals)
 
     def _keepers(self, assignment: bytes, carrier: bytes) -> tuple[bytes, ...]:
@@ -127,7 +128,10 @@ class AnswerOpenings:
             self._vault.delete_answers([assignment])
 
     async def process_due_openings(self, state: CurationState, now_ms: int) -> None:
-        """Send the openings that are due. It runs at each new block, and again after some seconds."""
+        """Send the openings that are due.
+
+        The caller repeats this at each new block, and after a second while openings are requested.
+        """
         self._pending = {key: pending for key, pending in self._pending.items() if not pending.done.is_set()}
         over = self._carry_on(state)
         for due in CurationChanges(state, b"").queue_entries("openings", self._next):
@@ -150,12 +154,12 @@ class AnswerOpenings:
             await trio.to_thread.run_sync(self._vault.delete_answers, forgotten)
 
     def _carry_on(self, state: CurationState) -> list[bytes]:
-        """Send commitments again that were pending when the peer ended. Return assignments whose answers are obsolete."""
+        """Send commitments again that were pending when the peer stopped. Return assignments whose answers are obsolete."""
         unknown, over = [], []
         for kept in self._former:
             row, pending = state.assignments.get_record(kept.assignment), self._pending[kept.assignment]
             if row is None:
-                unknown.append(kept)  # this peer has not caught up yet
+                unknown.append(kept)  # the lease is in a block that this peer does not have yet
             elif is_commitment_possible(state, row):
                 self._gatherer.add_statement(self._commit(kept), pending.done)
             else:
@@ -166,7 +170,10 @@ class AnswerOpenings:
         return over
 
     def _unseal(self, assignment: bytes, row: Assignment, place: int) -> None:
-        """Open another peer's answer, if the seal is for this peer. Seals for others are tried, too, because members change."""
+        """Open another carrier's answer if this peer can open its seal number `place`.
+
+        The peer tries every seal, because the recipients may have been other ones when members changed.
+        """
         data = self._desk.unseal(row.seals[place])
         try:
             secret = codec.decode(OpeningSecret, data) if data is not None else None
@@ -181,7 +188,7 @@ class AnswerOpenings:
 
 
 def is_commitment_possible(state: CurationState, row: Assignment) -> bool:
-    """Return whether a commitment of this assignment can be decided."""
+    """Return whether the ledger would accept a commitment of this assignment."""
     project, task = state.projects[row.project], state.tasks[task_id(row.project, row.number)]
     return (
         row.state in (AssignmentState.LEASED, AssignmentState.EXPIRED, AssignmentState.RELEASED)

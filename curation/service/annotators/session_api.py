@@ -1,4 +1,4 @@
-"""Sessions of annotators. For custodial ones, this peer keeps the key under a name and a passphrase, and signs for them."""
+"""Sessions of annotators. For custodial annotators, this peer keeps the key under a name and a passphrase, and signs for them."""
 
 from __future__ import annotations
 
@@ -31,47 +31,55 @@ from web.calls import HttpProblem, Json
 
 CHALLENGE_MS: Final = 600_000
 SESSION_MS: Final = 86_400_000
-CHALLENGES_MAX: Final = 4_096  # challenges without an answer
-CHALLENGES_OF_HOST_MAX: Final = 512  # an office with one address then signs in within ten minutes
+CHALLENGES_MAX: Final = 4_096  # unanswered challenges of all hosts
+# unanswered challenges of one host: an office behind one address can sign in within ten minutes
+CHALLENGES_OF_HOST_MAX: Final = 512
 SESSIONS_MAX: Final = 20_000
-SESSIONS_OF_ANNOTATOR_MAX: Final = 16  # browsers of one person
-# One host can take 750 places in three days, after which keys without an answer lose theirs. That is a quarter of a peer's share
-# if three peers serve. Larger groups behind one address need invitations.
+SESSIONS_OF_ANNOTATOR_MAX: Final = 16  # sessions of one annotator, each in a browser
+# Enrolments of one host at once. With the next interval, one host can enrol 750 annotators in three days, after which annotators
+# without an answer are removed. If three peers serve, 750 is a quarter of a peer's maximum. Larger groups behind one address need
+# invitations.
 ENROLMENT_BURST: Final = 30
-ENROLMENT_INTERVAL_SECONDS: Final = 360.0  # seconds until one more may enrol
+ENROLMENT_INTERVAL_SECONDS: Final = 360.0  # seconds until a host may enrol one more annotator
 TOKEN_BYTES: Final = 24
 PASSES: Final = argon2id.OPSLIMIT_INTERACTIVE
-MEMORY_BYTES: Final = argon2id.MEMLIMIT_INTERACTIVE  # 64 MiB, once at a time, so that a peer can run on a small machine
+# memory of one Argon2id hash, 64 MiB: one hash at a time, so that a peer can run on a small machine
+MEMORY_BYTES: Final = argon2id.MEMLIMIT_INTERACTIVE
 PASSPHRASE_CHARACTERS_MIN, PASSPHRASE_CHARACTERS_MAX = 8, 256
-WRONG_PASSPHRASES_FREE: Final = 5  # wrong ones in a row for a name before a wait; each further one doubles the wait
-BACKOFF_SECONDS_MAX: Final = 64.0  # short, so that others' guesses do not lock out an owner for hours
-WRONG_PASSPHRASE_ENTRIES_MAX: Final = 10_000  # names and hosts whose wrong passphrases are counted; the oldest is dropped
-WAITING_MAX: Final = 64  # calls that wait for a turn, which takes 0.1 seconds
+WRONG_PASSPHRASES_FREE: Final = 5  # wrong passphrases in a row for a name before a wait, which each further one doubles
+# longest wait after wrong passphrases: short, so that guesses by strangers do not lock out the owner for hours
+BACKOFF_SECONDS_MAX: Final = 64.0
+# pairs of name and host whose wrong passphrases are counted: a further pair replaces the oldest one
+WRONG_PASSPHRASE_ENTRIES_MAX: Final = 10_000
+WAITING_MAX: Final = 64  # calls of all hosts that wait for a hash, which takes 0.1 seconds
 WAITING_OF_HOST_MAX: Final = 8
 
 
 class CustodialAccounts(ServiceDatabase):
-    """Accounts of custodial annotators: a name, and a key that this peer keeps under the person's passphrase.
+    """Accounts of custodial annotators: each has a name, and a key that this peer keeps encrypted under the person's passphrase.
 
-    The key's seed is sealed (XSalsa20-Poly1305) under Argon2id of the passphrase (RFC 9106), both from libsodium. An attacker
-    with the file pays one Argon2id for each guess. `create_account` and `open_account` take 0.1 seconds and 64 MiB: one at a
-    time, in a thread.
+    The key's seed is encrypted with XSalsa20-Poly1305 under the Argon2id hash (RFC 9106) of the passphrase, both from libsodium.
+    An attacker with the file computes one Argon2id hash for each guess. `create_account` and `open_account` take 0.1 seconds and
+    64 MiB: callers run one of them at a time, in a thread.
     """
 
     file_name, file_mode = "accounts.sqlite", 0o600
     schema = "CREATE TABLE IF NOT EXISTS accounts (name TEXT PRIMARY KEY, salt BLOB NOT NULL, sealed BLOB NOT NULL) WITHOUT ROWID"
 
     def create_account(self, name: str, passphrase: str) -> Identity | None:
-        """Create a durable account, or open an existing one, and return its key. None: it exists with another passphrase."""
+        """Create a durable account, or open an existing one, and return its key.
+
+        None: the account exists with another passphrase.
+        """
         salt, identity = random(argon2id.SALTBYTES), Identity.generate()
         sealed = _box(passphrase, salt).encrypt(identity.seed)
         made = self._database.execute("INSERT OR IGNORE INTO accounts VALUES (?, ?, ?)", (name, salt, bytes(sealed)))
         return identity if made.rowcount else self.open_account(name, passphrase)
 
     def open_account(self, name: str, passphrase: str) -> Identity | None:
-        """Return the key of an account. None: there is no such account, or it has another passphrase."""
+        """Return the key of an account. None: no account has this name, or its passphrase is another one."""
         found = self._database.execute("SELECT salt, sealed FROM accounts WHERE name = ?", (name,)).fetchone()
-        salt, sealed = found or (bytes(argon2id.SALTBYTES), b"")  # an unknown name takes the same time
+        salt, sealed = found or (bytes(argon2id.SALTBYTES), b"")  # an unknown name takes the same time as a known name
         try:
             return Identity(_box(passphrase, salt).decrypt(sealed))
         except (CryptoError, ValueError):
@@ -89,7 +97,7 @@ def _box(passphrase: str, salt: bytes) -> SecretBox:
 class AnnotatorSession:
     """Session of an annotator's client.
 
-    The client has proven to hold the annotator's key. The client of a custodial annotator has given the right passphrase.
+    The client has proven that it has the annotator's key. For a custodial annotator, it has sent the right passphrase instead.
     """
 
     key: bytes
@@ -100,19 +108,22 @@ class AnnotatorSession:
 
 
 class SessionApi:
-    """Sign-up and sign-in of annotators, with their own keys, or with names and passphrases if this peer keeps the keys.
+    """HTTP calls for sign-up and sign-in of annotators.
 
-    The ledger marks custodial annotators for ever. Their keys are in memory while their sessions last.
+    Annotators have their own keys, or names and passphrases if this peer keeps their keys. The ledger marks such custodial
+    annotators permanently. Their keys are in memory during their sessions.
     """
 
     def __init__(self, desk: ServiceContext, doors: AccessControl, gatherer: StatementBatcher) -> None:
         self._desk, self._doors, self._gatherer = desk, doors, gatherer
         self._accounts, self._verifier = CustodialAccounts(desk.folder), Ed25519Verifier()
-        self._challenges = FairTable[bytes, tuple[bytes, int]](CHALLENGES_MAX, CHALLENGES_OF_HOST_MAX)  # key and end, by nonce
+        # annotator's key and expiry time, by nonce
+        self._challenges = FairTable[bytes, tuple[bytes, int]](CHALLENGES_MAX, CHALLENGES_OF_HOST_MAX)
         self._sessions = FairTable[str, AnnotatorSession](SESSIONS_MAX, SESSIONS_OF_ANNOTATOR_MAX)
-        self._enrolments = HostRateLimiter(ENROLMENT_BURST, ENROLMENT_INTERVAL_SECONDS)  # used only if sign-up is open
-        # Number of wrong passphrases in a row, and the time of the next attempt. Guesses from one host do not delay sign-ins from
-        # others.
+        # rate of enrolments by host, used only if sign-up is open
+        self._enrolments = HostRateLimiter(ENROLMENT_BURST, ENROLMENT_INTERVAL_SECONDS)
+        # Number of wrong passphrases in a row and the earliest time of the next attempt, by name and host. Guesses from one host
+        # do not delay sign-ins from other hosts.
         self._wrong: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
         self._turns = FairHostQueue(WAITING_MAX, WAITING_OF_HOST_MAX)
 
@@ -156,7 +167,10 @@ class SessionApi:
             raise HttpProblem("misfit", f"the name {problem}")
 
     def _enrolled(self, key: bytes, name: str) -> Json:
-        """Return the reply for an enrolled key. Raises `HttpProblem` if it has another name, or is enrolled at another peer."""
+        """Return the reply for an enrolled key.
+
+        Raises `HttpProblem` if the key has another name, or is enrolled at another peer.
+        """
         known = self.find_annotator(self._state, key)
         if known.name != name or not self.is_here(known.peer):
             raise HttpProblem("already-enrolled", f"this key is already enrolled as {known.name!r}, or at another peer")
@@ -193,7 +207,10 @@ class SessionApi:
         return {"annotator": session.key.hex(), "name": person.name, "custodial": session.identity is not None}
 
     async def sign_up(self, name: str, passphrase: str, invitation: str, before: str, host: str = "") -> Json:
-        """Create an account and enrol it. With the same passphrase, the call continues an earlier one."""
+        """Create a custodial account and enrol its key.
+
+        With the same passphrase, the call continues an earlier, interrupted call.
+        """
         self._require_name(name)
         if not PASSPHRASE_CHARACTERS_MIN <= len(passphrase) <= PASSPHRASE_CHARACTERS_MAX:
             limits = f"{PASSPHRASE_CHARACTERS_MIN} to {PASSPHRASE_CHARACTERS_MAX} characters"
@@ -206,13 +223,14 @@ class SessionApi:
         try:
             await self._enrol(identity.public, name, signature, True, invitation)
         except HttpProblem as problem:
-            if problem.code != "no-quorum" and identity.public not in self._state.annotators:  # otherwise it may still be decided
+            # after `no-quorum`, the enrolment may still be decided
+            if problem.code != "no-quorum" and identity.public not in self._state.annotators:
                 await trio.to_thread.run_sync(self._accounts.delete_account, name)
             raise
         return self._begun(identity, name, before)
 
     async def sign_in(self, name: str, passphrase: str, before: str, host: str = "") -> Json:
-        self._require_name(name)  # names with wrong passphrases are stored, so they must be short
+        self._require_name(name)  # must be short: names with wrong passphrases are stored
         identity = await self._opened(self._accounts.open_account, name, passphrase, host)
         if identity is None:
             raise HttpProblem("unauthorized", "wrong name or passphrase")
@@ -221,7 +239,10 @@ class SessionApi:
         return self._begun(identity, name, before)
 
     def _begun(self, identity: Identity, name: str, before: str) -> Json:
-        """Return a session in which this peer signs for the annotator, and end the session `before`."""
+        """Begin a session in which this peer signs for the annotator, and end the session `before`.
+
+        Return the reply with the new token.
+        """
         self._sessions.pop(before)
         nonce, expires_ms = secrets.token_bytes(16), self.now_ms + SESSION_MS
         signature = self.sign_statement(identity, SessionStatement(self._desk.me, nonce, expires_ms))
@@ -252,19 +273,25 @@ class SessionApi:
     # Looking up ------------------------------------------------------------------------------------------------------
 
     def is_here(self, peer: bytes) -> bool:
-        """Return whether this is this peer's key, or one of its former keys."""
+        """Return whether `peer` is this peer's key, or one of its former keys."""
         return self._desk.state.module_state(MembersState).current_key(peer) == self._desk.me
 
     @property
     def now_ms(self) -> int:
-        """Time of the last block plus the time since then. The network compares the end of a session with block times."""
+        """Current network time: that of the last block plus the time since.
+
+        The ledger compares the end of a session with block times.
+        """
         return self._desk.time_ms + int(1_000 * self._desk.seconds_since_block)
 
     def is_annotator(self, token: str) -> bool:
         return self._sessions.get(token) is not None
 
     def require_session(self, token: str) -> AnnotatorSession:
-        """Return the session of this token. Raises `HttpProblem` if there is none, or if its annotator lost its place."""
+        """Return the session of this token.
+
+        Raises `HttpProblem` if it is unknown or has expired, or its annotator is not enrolled any more.
+        """
         session = self._sessions.get(token)
         if session is None or session.expires_ms <= self.now_ms:
             raise HttpProblem("unauthorized", "your session has expired: sign in again, or request a new challenge")
@@ -272,7 +299,7 @@ class SessionApi:
         return session
 
     def find_annotator(self, state: CurationState, key: bytes) -> Annotator:
-        """Return an annotator. Raises `HttpProblem` if the key is not enrolled."""
+        """Return the row of an enrolled annotator. Raises `HttpProblem` if the key is not enrolled."""
         person = state.annotators.get_record(key)
         if person is None:
             raise HttpProblem(
@@ -284,7 +311,7 @@ class SessionApi:
         return identity.sign(signing_preimage(statement.TAG, self._desk.chain_id, codec.encode(statement)))
 
     def require_signature(self, key: bytes, statement: Any, signature: bytes) -> None:
-        """Check a key's signature of a statement. Raises `HttpProblem` if it is false."""
+        """Verify a key's signature of a statement. Raises `HttpProblem` if the signature is invalid."""
         signed = signing_preimage(statement.TAG, self._desk.chain_id, codec.encode(statement))
         if not self._verifier.verify(key, signed, signature):
             raise HttpProblem(

@@ -1,4 +1,4 @@
-"""Batches of annotators' statements. Their rate is limited, and each statement is in one of them."""
+"""Batches of annotators' statements, one after the other. A statement waits until the decision of its batch."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from protocol.identity import Ed25519Verifier, signing_preimage
 from protocol.limits import TRANSACTION_BYTES_MAX
 from web.calls import HttpProblem
 
-BATCH_LINGER_SECONDS = 0.05  # a statement waits for others; the batch then lingers, see `CurationModule.lingers`
-BATCH_BYTES_MAX = TRANSACTION_BYTES_MAX - 1_024  # bytes of a batch's statements
-DECISION_WAIT_SECONDS: Final = 10.0  # longest wait of a call for a decision
-WAITING_STATEMENTS_MAX = 8 * BATCH_MAX  # statements that wait for a decision
+# time in which further statements join a batch; the batch then waits for a block, see `CurationModule.lingers`
+BATCH_LINGER_SECONDS = 0.05
+BATCH_BYTES_MAX = TRANSACTION_BYTES_MAX - 1_024  # bytes of a batch's statements: the transaction has further fields
+DECISION_WAIT_SECONDS: Final = 10.0  # longest wait of an HTTP call for a decision
+WAITING_STATEMENTS_MAX = 8 * BATCH_MAX  # statements of all annotators that wait for a decision
 
 Statement = EnrolmentEntry | LeaseRequest | AnswerCommitment | AnswerOpening | SkipAssignment | ReleaseAssignment
 _FIELDS: dict[type, str] = {
@@ -45,17 +46,20 @@ class StatementBatcher:
     def __init__(self, desk: ServiceContext) -> None:
         self._desk, self._verifier = desk, Ed25519Verifier()
         self._waiting: deque[tuple[Statement, trio.Event]] = deque()
-        self._events: dict[Statement, trio.Event] = {}  # event of each statement that is not decided
-        self._given_back: dict[bytes, trio.Event] = {}  # events of skips and releases, by assignment
+        self._events: dict[Statement, trio.Event] = {}  # event of each undecided statement
+        self._given_back: dict[bytes, trio.Event] = {}  # events of undecided skips and releases, by assignment
         self._there_is_one = trio.Event()
 
     @property
     def is_full(self) -> bool:
-        """True if too many statements wait for a decision. More of them would only fill the memory."""
+        """True if WAITING_STATEMENTS_MAX statements wait for a decision.
+
+        The network decides none, and more would only fill the memory.
+        """
         return len(self._events) >= WAITING_STATEMENTS_MAX
 
     def require_room(self) -> None:
-        """Raise `HttpProblem` if too many statements wait."""
+        """Raise `HttpProblem` if too many statements wait for a decision."""
         if self.is_full:
             raise HttpProblem("no-quorum", "the network is not deciding anything at the moment: try again later", 10)
 
@@ -64,9 +68,10 @@ class StatementBatcher:
         return len(self._events)
 
     def add_statement(self, statement: Statement, done: trio.Event | None = None) -> trio.Event:
-        """Add a statement and return an event, which is set when its batch is decided, even if the statement does not act.
+        """Add a statement to the next batch.
 
-        Without `done`, a statement that equals a waiting one is not added again, and gets the same event.
+        Return an event that is set after the batch's decision, even if the statement does not act. Without `done`, a statement
+        that equals a waiting statement is not added again: the call returns the event of the waiting one.
         """
         known = self._events.get(statement)
         if known is not None and done is None:
@@ -87,11 +92,11 @@ class StatementBatcher:
         raise HttpProblem("no-quorum", "not decided yet: try again in 10 s", 10)
 
     def pending_release(self, assignment: bytes) -> trio.Event | None:
-        """Return the event of a skip or release of this assignment, until it is decided."""
+        """Return the event of an undecided skip or release of this assignment, or None."""
         return self._given_back.get(assignment)
 
     def request_empty_batch(self) -> None:
-        """Request a batch, even an empty one, because only a batch handles expired entries such as leases."""
+        """Request a batch even if no statement waits: the ledger handles expired leases only in a batch."""
         self._there_is_one.set()
 
     async def run(self) -> None:
@@ -105,7 +110,7 @@ class StatementBatcher:
             await self._decide(taken)
 
     def _taken(self) -> list[tuple[Statement, trio.Event]]:
-        """Remove and return the oldest statements that fit into a batch and into its transaction."""
+        """Remove the oldest waiting statements that fit into one batch, and return each with its event."""
         taken: list[tuple[Statement, trio.Event]] = []
         left = BATCH_BYTES_MAX
         while self._waiting and len(taken) < BATCH_MAX:
@@ -141,11 +146,11 @@ class StatementBatcher:
             done.set()
 
     def _false(self, taken: list[tuple[Statement, trio.Event]]) -> list[tuple[Statement, trio.Event]]:
-        """Return the statements with a false signature. One of them makes every batch with it invalid."""
+        """Return the statements with an invalid signature. One such statement makes its batch invalid."""
         return [entry for entry in taken if not self._has_true_signature(entry[0])]
 
     def _has_true_signature(self, part: Statement) -> bool:
         if isinstance(part, AnswerOpening | SkipAssignment | ReleaseAssignment):
-            return True  # these have no signature
+            return True  # these kinds of statements have no signature
         signer, message, signature = signed_statement(self._desk.me, part)
         return self._verifier.verify(signer, signing_preimage(message.TAG, self._desk.chain_id, codec.encode(message)), signature)

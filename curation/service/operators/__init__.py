@@ -1,1 +1,1 @@
-"""Calls of operators: projects, imports, reviews, people."""
+"""HTTP calls for operators: projects, imports, reviews, people."""

@@ -1,4 +1,4 @@
-"""Calls of operators apart from projects: the peer's health, its people, its jobs."""
+"""HTTP calls for operators about the peer's health, its annotators and its jobs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from protocol.identity import WIRE_VERSION
 from protocol.prometheus_metrics import why_unhealthy
 from web.calls import HttpProblem, Json
 
-DISK_CACHE_SECONDS: Final = 60.0  # between measurements of the data directory, which has thousands of files
-REPUTATION_PROJECTS_MAX: Final = 64  # projects from which a reputation is shown, open ones first
+DISK_CACHE_SECONDS: Final = 60.0  # time between two measurements of the data directory: it has thousands of files
+REPUTATION_PROJECTS_MAX: Final = 64  # projects that count for the reputation in a list of annotators: unclosed projects first
 LOCAL: Final = "local"
 
 
@@ -154,6 +154,6 @@ class AdminApi:
 
 
 def _right(counts: int, classes: int) -> Iterator[int]:
-    """Yield the places of a table, or of one for each option, at which the vote equals the label."""
+    """Yield the indexes in `AnnotatorSkill.counts` at which the vote equals the label."""
     for first in range(0, counts, classes**2):
         yield from range(first, first + classes**2, classes + 1)

@@ -1,4 +1,4 @@
-"""Calls of operators about projects, with a token of `peer web token`."""
+"""HTTP calls for operators about projects, with a token of `peer web token`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from protocol.errors import UserError
 from storage.foreign_text import ENDINGS
 from web.calls import HttpProblem, Json
 
-TASKS_MAX: Final = 100_000  # tasks per file, which is in memory until all are decided
+TASKS_MAX: Final = 100_000  # tasks per file: they are in memory until all are decided
 FILE_NAME_CHARACTERS_MAX: Final = 64  # characters of a file's name in replies and in the log
-PREVIEW_TASKS_MAX: Final = 5  # tasks that a preview of a file shows
+PREVIEW_TASKS_MAX: Final = 5  # tasks of a file in its preview
 ACTIONS: Final = {ProjectPhase.PAUSED: "pause", ProjectPhase.OPEN: "open", ProjectPhase.CLOSED: "close"}
 
 
 class ImportQueue:
-    """Imports of files, one at a time and page by page. They continue when the sender of the file has left."""
+    """Queue of imports of files: one file at a time, page by page.
+
+    An import continues when the client has closed its connection.
+    """
 
     def __init__(self, desk: ServiceContext, operators: Operators) -> None:
         self._desk, self._operators = desk, operators
@@ -40,9 +43,10 @@ class ImportQueue:
             await trio.sleep_forever()
 
     async def import_tasks(self, operator: str, project: bytes, tasks: list[TaskWithGold], about: str) -> bool:
-        """Import tasks.
+        """Import tasks. Return True if the import is complete, or False if it continues after DECISION_WAIT_SECONDS.
 
-        Return False if the import continues after a wait. Raises `HttpProblem` if it fails, or if another one runs.
+        Raises `HttpProblem` if the import fails, or if another import runs.
+
         """
         if self._is_busy or self._nursery is None:
             async with self._operators.log_action(operator, "import", about):
@@ -110,7 +114,7 @@ class ProjectApi:
         async with self._operators.log_action(operator, "make", about):
             if problem := options_problem(asked_kind, options, many):
                 raise HttpProblem("misfit", problem)
-            # Only an omitted array gives a project without tasks. An empty one is an error.
+            # Only an omitted array creates a project without tasks. An empty array is an error.
             read = ParsedTasks([], ()) if tasks == () else _read(tasks, asked_kind, options, many, gold_from)
             items = len(read.tasks[0].task.items) if read.tasks else items
             asked = ProjectSpec(name, asked_kind, options, many, items, None, votes, price, suggests_first, TextFormat(display))
@@ -171,7 +175,7 @@ class ProjectApi:
         return await self._checked(_file_name(name, format), file, question, gold_from, None)
 
     async def _checked(self, name: str, file: bytes, question: AnswerSchema, gold_from: str, project: bytes | None) -> Json:
-        """Return the result that an import of this file would have. `project` is None for a new project."""
+        """Return the result that an import of this file would have. `project` is None if the import would create a project."""
         given: list[TaskWithGold] = []
         problems: list[str] = []
         notes: list[str] = []
@@ -245,7 +249,7 @@ def _notes(notes: Sequence[str]) -> Json:
 
 
 def _file_name(name: str, format: str) -> str:
-    """Return the sender's name of a file, or another one if its ending contradicts the format."""
+    """Return the client's name for a file, or `tasks.FORMAT` if the name's extension contradicts the format."""
     is_apt = name and name.lower().endswith(ENDINGS) == (format == "csv")
     return name[-FILE_NAME_CHARACTERS_MAX:] if is_apt else f"tasks.{format}"
 

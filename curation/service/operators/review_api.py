@@ -1,4 +1,4 @@
-"""Calls of operators about tasks of a project, in the order in which they need the author, and about annotators' confusions."""
+"""HTTP calls for operators: lists of a project's tasks for review, decisions on them, and annotators' confusion tables."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from curation.tasks.task_pages import AnnotationTask, TaskPageBlob, task_id
 from features.services import ServiceContext
 from web.calls import HttpProblem, Json
 
-SCANNED_TASKS_MAX: Final = 10_000  # tasks that one call scans, in about a second; the next call continues there
-PAIR_WORDS: Final = ("A is better", "B is better", *PAIR_ANSWERS[2:])  # the words of the pages
-CONFUSIONS_MAX: Final = 50  # annotators whose table is shown: those with most answers
+SCANNED_TASKS_MAX: Final = 10_000  # tasks that one call scans, in about a second: the next call continues at the cursor
+PAIR_WORDS: Final = ("A is better", "B is better", *PAIR_ANSWERS[2:])  # answers to a pair in the words of the pages
+CONFUSIONS_MAX: Final = 50  # annotators whose confusion table a reply has: the annotators with most answers
 
 
 class ReviewState(Enum):
-    """State of a task for its author. The states that need the author most come first."""
+    """State of a task in its author's list. States in which a task needs the author most come first."""
 
-    WAITING = "waiting"  # waits for its author's decision
+    WAITING = "waiting"  # The task waits for its author's decision.
     SKIPPED = "skipped"
-    DISPUTED = "disputed"  # Answers differ.
+    DISPUTED = "disputed"  # The annotators' answers differ.
     BEGUN = "begun"
     SETTLED = "settled"
-    DECIDED = "decided"  # decided by its author
-    FRESH = "fresh"  # no annotator had it yet
+    DECIDED = "decided"  # The author has decided the label.
+    FRESH = "fresh"  # No annotator has leased the task.
     REDACTED = "redacted"
 
 
 REVIEW_ORDER: Final = list(ReviewState)
-Cursor = tuple[int, int]  # index in REVIEW_ORDER, number of a task
+Cursor = tuple[int, int]  # position in a list of tasks: index in REVIEW_ORDER, number of the next task
 
 
 class ReviewApi:
@@ -94,7 +94,7 @@ class ReviewApi:
 
 
 class _ReviewScan:
-    """Scan of a project's tasks, which can run in a thread."""
+    """Scan of a project's tasks for the author's list. It can run in a thread."""
 
     def __init__(self, state: CurationState, key: bytes, project: Project, desk: ServiceContext) -> None:
         self._state, self._key, self._project, self._desk = state, key, project, desk
@@ -104,11 +104,11 @@ class _ReviewScan:
     def found(
         self, needs: Sequence[ReviewState], fits: Callable[[Json], bool], after: Cursor, limit: int
     ) -> tuple[list[Json], Cursor | None]:
-        """Return at most `limit` tasks, and the cursor at which to continue, or None if no tasks are left."""
+        """Return at most `limit` tasks that fit, and the cursor at which to continue, or None after the last task."""
         found: list[Json] = []
         looked = 0
         place, first = after
-        for place in range(place, len(REVIEW_ORDER)):  # noqa: B020 - it continues at the cursor
+        for place in range(place, len(REVIEW_ORDER)):  # noqa: B020 - the scan continues at the cursor
             if REVIEW_ORDER[place] in needs and (REVIEW_ORDER[place] is not ReviewState.WAITING or self._waiting):
                 for page, number, row in self._rows(first):
                     if len(found) == limit or looked == SCANNED_TASKS_MAX:
@@ -175,7 +175,10 @@ class _ReviewScan:
         return said | {"reason": vote.reason} if vote.state is AssignmentState.SKIPPED else said
 
     def fits(self, shown: Json, search: str, label: int | None, annotator: str) -> bool:
-        """Return whether a task fits the filters, which are case-folded. `annotator` is a name, or the beginning of a key."""
+        """Return whether a task matches all filters.
+
+        `search` and `annotator`, a name or the first digits of a key, are case-folded.
+        """
         texts = (shown["text"] or "", *shown["items"])
         if search and not any(search in text.casefold() for text in texts):
             return False
@@ -187,7 +190,7 @@ class _ReviewScan:
 
 
 def _confusions(state: CurationState, key: bytes, project: Project) -> Json:
-    """Return counts[label][answer] over settled tasks, for all annotators and for the CONFUSIONS_MAX with most answers."""
+    """Return counts[label][answer] over settled tasks: of all annotators, and of each of the CONFUSIONS_MAX with most answers."""
     asked = project.spec
     kind, many = asked.kind, asked.many
     of = 0 if kind is QuestionKind.RANKING else value_count(kind, len(asked.options), many)
@@ -196,7 +199,7 @@ def _confusions(state: CurationState, key: bytes, project: Project) -> Json:
     for annotator, person in state.annotators.items() if of else ():
         skill = state.skills.get_record(key + annotator)
         if skill is not None and skill.counts:
-            # With many options, there is a table for each option. The tables are added.
+            # With `many`, `counts` has a table for each option. The sum of the tables is shown.
             table = [sum(skill.counts[place :: of * of]) for place in range(of * of)]
             found.append({"annotator": annotator.hex(), "name": person.name, "count": sum(table), "counts": table})
     together = [sum(row["counts"][place] for row in found) for place in range(of * of)]
