@@ -128,8 +128,7 @@ def _package() -> Any:
     try:
         import tokenizers  # imported here, since byte-level jobs do not need its 15 MB
     except ModuleNotFoundError:
-        way = "run `pip install 'folkmoot[train]'`, or train on bytes"
-        raise UserError(f"the package tokenizers is not installed: {way}") from None
+        raise UserError("the package tokenizers is not installed: run `pip install tokenizers`, or train on bytes") from None
     return tokenizers
 
 
