@@ -19,8 +19,8 @@ PRODUCT_EXTRAS = (*LIGHT_EXTRAS, "data", "train")
 def required_distributions(extras: Iterable[str]) -> dict[str, metadata.Distribution]:
     """Return the installed distributions that `pyproject.toml` requires with these extras, by canonical name.
 
-    Raises `PackageNotFoundError` if a package that `pyproject.toml` names is not installed. Missing requirements of other packages
-    are left out: the build of torch for processors does without those of CUDA.
+    Raises `PackageNotFoundError` if a package that `pyproject.toml` names is not installed. Missing requirements of other
+    packages are left out.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     of_extras = (text for extra in extras for text in project["optional-dependencies"][extra])
