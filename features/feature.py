@@ -75,6 +75,7 @@ class Feature:
     objectives: str = ""  # `module:name` of a tuple of objectives (`training.objectives.objective`)
     layers: str = ""  # `module:name` of a tuple of layers (`training.transformer`)
     engines: Mapping[str, str] = field(default_factory=dict)  # name -> `module:name` of an `EngineBackend` for workers
+    engine_packages: Mapping[str, str] = field(default_factory=dict)  # name of an engine -> the package that it imports
     # name of an engine -> `module:name` of its code for this feature (`training.engine_implementations`) in workers
     implementations: Mapping[str, str] = field(default_factory=dict)
     # `module:name` of a tuple of `training.worker_protocol.WorkerRequestKind`
