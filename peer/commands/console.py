@@ -320,8 +320,7 @@ async def print_notifications(
         for event in await api.events(seen, WAIT_SECONDS):
             seen = event.number
             if (shown := chosen.filter_event(event)) is not None:
-                line = view_tables.event_line(shown, await names())
-                show(line.replace("`peer approve ", "`approve "))  # at the prompt, commands have no `peer`
+                show(view_tables.event_line(shown, await names()))
 
 
 class LineInput:

@@ -43,6 +43,7 @@ PROMPT = """\
 ## The prompt
 
 `peer run` and `peer console` show the prompt in a terminal. It begins with the network, the peer, its address and its state.
+A leading `peer` is ignored: `peer approve ben` is `approve ben`.
 
 | key | effect |
 |---|---|
