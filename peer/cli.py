@@ -288,7 +288,7 @@ def _setting_help(name: str) -> str:
         about += f". {'; '.join(f'{role.name}: {role.about}' for role in features.roles().values())}"
     elif name in ("engine", "relay", "log_level", "log_format"):
         about += f": {setting_type(name)}"
-    return about if (default := setting_default(name)) == "none" else f"{about} (default {default})"
+    return f"{about} (default {default})" if (default := setting_default(name)) else about
 
 
 def _add_control_commands(command: Callable[..., CommandLineParser]) -> None:
@@ -436,7 +436,9 @@ def _help(options: argparse.Namespace) -> None:
         print(describe_setting(setting))
         return
     if options.topic and options.topic not in commands:
-        raise UserError(f"unknown command {options.topic!r}{suggest_nearest(options.topic, commands)}")
+        hint = suggest_nearest(setting, (*commands, *setting_descriptions()))
+        hint = hint if "did you mean" in hint else "; `peer help` lists all commands"
+        raise UserError(f"unknown command or setting {options.topic!r}{hint}")
     (commands[options.topic] if options.topic else parser).print_help()
 
 
