@@ -149,7 +149,7 @@ def _interrupted() -> int:
 
 
 class PrintVersion(argparse.Action):
-    """Print the version at its use: the commit of a checkout takes a process."""
+    """The option `--version`. It finds the commit only when it is used, because a checkout must start git for it."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from peer.source_commit import describe_version
@@ -283,6 +283,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def _setting_help(name: str) -> str:
+    """Return the help of a setting's option: its meaning, the choices of some settings, and the default."""
     about = setting_descriptions()[name]
     if name == "role":
         about += f". {'; '.join(f'{role.name}: {role.about}' for role in features.roles().values())}"

@@ -24,6 +24,8 @@ READ_LOG: Final = "read the lines before it in `peer log`"
 
 @dataclass(frozen=True, slots=True)
 class AlertKind:
+    """Texts and severities of the alerts of one cause."""
+
     meaning: str  # one sentence for people
     severities: tuple[AlertSeverity, ...]  # the first is the usual one
     remedy: str
