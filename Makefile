@@ -24,7 +24,7 @@ help:
 	@echo "make bench-transport  that of the links alone, beside plain TCP and TLS"
 	@echo "make wheel   a wheel and an sdist in dist/"
 	@echo "make sbom    the bill of materials of the installed product, as CycloneDX JSON in dist/"
-	@echo "make clean   delete runs/, what demos and benchmarks left (some 40 MB a demo)"
+	@echo "make clean   delete dist/, build/ and runs/, where demos and benchmarks write (some 40 MB a demo)"
 	@echo "make model   the model of the agreement, checked by spin (needs spin and gcc)"
 
 setup: $(STAMP)
@@ -120,4 +120,4 @@ sbom: setup
 	$(BIN)/python -m tools.sbom $(DIST)/sbom.json
 
 clean:
-	rm -rf runs
+	rm -rf runs dist build

@@ -10,7 +10,7 @@ from typing import Any, Final
 from features import exit_statuses
 from features.command_arguments import parse_integer_in
 from peer.commands.definitions.job_commands import PRESET, SET
-from peer.features import why_engine_missing
+from peer.features import require_engine
 from protocol.errors import UserError
 
 ATTACKS = (
@@ -153,8 +153,7 @@ def run_demo(options: argparse.Namespace) -> Any:
     fewest = options.peers - tolerated
     if options.trainers and not fewest <= options.trainers <= options.peers:
         raise UserError(f"--trainers {options.trainers}: {options.peers} peers need {fewest} to {options.peers} trainers")
-    if missing := why_engine_missing("pytorch"):
-        raise UserError(f"the demo trains, and {missing}, or label tasks with --annotate")
+    require_engine("pytorch", "the demo trains", "label tasks with --annotate")
     from demo import network_demo
 
     return network_demo.main(options)

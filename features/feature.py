@@ -75,6 +75,7 @@ class Feature:
     objectives: str = ""  # `module:name` of a tuple of objectives (`training.objectives.objective`)
     layers: str = ""  # `module:name` of a tuple of layers (`training.transformer`)
     engines: Mapping[str, str] = field(default_factory=dict)  # by engine name, `module:name` of an `EngineBackend` for workers
+    engine_packages: Mapping[str, str] = field(default_factory=dict)  # by engine name, the package that the engine imports
     # By engine name, `module:name` of the engine's code for this feature, for workers (`training.engine_implementations`).
     implementations: Mapping[str, str] = field(default_factory=dict)
     # `module:name` of a tuple of further requests to workers (`training.worker_protocol.WorkerRequestKind`).

@@ -501,8 +501,10 @@ def _rotate(state: MembersState, rotate: RotateKey, author: bytes, context: Bloc
     # new key.
     old_keys = sum(other.successor is not None for other in state.members.values())
     has_room = len(state.members) < MEMBERS_MAX and (author in state.upcoming or old_keys < OLD_KEYS_MAX)
-    if not has_room or member.rotations >= ROTATIONS_MAX:
-        raise Refused(f"{short_id(author)} cannot rotate its key again: the limit of key rotations is reached")
+    if member.rotations >= ROTATIONS_MAX:
+        raise Refused(f"{short_id(author)} cannot rotate its key again: it has rotated {ROTATIONS_MAX} times, the maximum")
+    if not has_room:
+        raise Refused(f"{short_id(author)} cannot rotate its key: the network has no room for further old keys")
     if author in state.resigning_voters or any(state.members[key].successor == author for key in state.upcoming):
         raise Refused(f"{short_id(author)} is resigning or waits for its vote after a rotation: rotate the key after that")
     if not context.verifier.verify(rotate.new_key, rotation_preimage(context.chain_id, author), rotate.signature):

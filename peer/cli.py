@@ -153,7 +153,7 @@ def _interrupted() -> int:
 
 
 class PrintVersion(argparse.Action):
-    """Action of `--version`. It finds the version only when used, because a process of git must report the checkout's commit."""
+    """The option `--version`. It finds the commit only when it is used, because a checkout must start git for it."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from peer.source_commit import describe_version
@@ -287,12 +287,13 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def _setting_help(name: str) -> str:
+    """Return the help of a setting's option: its meaning, the choices of some settings, and the default."""
     about = setting_descriptions()[name]
     if name == "role":
         about += f". {'; '.join(f'{role.name}: {role.about}' for role in features.roles().values())}"
     elif name in ("engine", "relay", "log_level", "log_format"):
         about += f": {setting_type(name)}"
-    return about if (default := setting_default(name)) == "none" else f"{about} (default {default})"
+    return f"{about} (default {default})" if (default := setting_default(name)) else about
 
 
 def _add_control_commands(command: Callable[..., CommandLineParser]) -> None:
@@ -441,7 +442,9 @@ def _help(options: argparse.Namespace) -> None:
         print(describe_setting(setting))
         return
     if options.topic and options.topic not in commands:
-        raise UserError(f"unknown command {options.topic!r}{suggest_nearest(options.topic, commands)}")
+        hint = suggest_nearest(setting, (*commands, *setting_descriptions()))
+        hint = hint if "did you mean" in hint else "; `peer help` lists all commands"
+        raise UserError(f"unknown command or setting {options.topic!r}{hint}")
     (commands[options.topic] if options.topic else parser).print_help()
 
 

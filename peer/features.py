@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from curation.feature import CURATION
 from features.feature import Feature, Role, Setting
 from features.lazy_import import import_object
+from protocol.errors import UserError
 from rlhf.feature import RLHF
 from web.feature import WEB
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FULL_ROLE = "full"  # name of the role that does the work of all other roles
-ENGINE_PACKAGES = {"pytorch": "torch"}  # name of an engine -> package that the engine imports
 
 
 def _core_modules(job_rules: JobSpecRules) -> tuple[Module[Any], ...]:
@@ -49,6 +49,7 @@ FEATURES: list[Feature] = [
         objectives="training.objectives.registry:OBJECTIVES",
         layers="training.transformer:LAYERS",
         engines={"pytorch": "training.engines.pytorch.backend:BACKEND"},
+        engine_packages={"pytorch": "torch"},
         implementations={"pytorch": "training.engines.pytorch.implementations:IMPLEMENTATIONS"},
         worker_requests="training.worker_protocol:REQUESTS",
         roles=(Role("trainer", "trains, and re-executes updates of others", registered_roles=("trainer",), needs_worker=True),),
@@ -74,12 +75,27 @@ def roles() -> dict[str, Role]:
     }
 
 
-def why_engine_missing(engine: str) -> str:
-    """Return why workers of this engine cannot start, with the remedy, or an empty string."""
-    package = ENGINE_PACKAGES.get(engine, "")
+def engine_packages() -> dict[str, str]:
+    """Return the package that each engine imports. Engines without such a package are left out."""
+    return _by_name("engine", (item for feature in FEATURES for item in feature.engine_packages.items()))
+
+
+def why_engine_missing(engine: str) -> tuple[str, str] | None:
+    """Return the reason that this engine cannot start and the remedy, or None if its package is installed."""
+    package = engine_packages().get(engine, "")
     if not package or find_spec(package):
-        return ""
-    return f"the package {package} is not installed: run `pip install 'folkmoot[train]'`"
+        return None
+    return f"the package {package} is not installed", "run `pip install 'folkmoot[train]'`"
+
+
+def require_engine(engine: str, use: str, alternative: str = "") -> None:
+    """Raise `UserError` if the package of this engine is not installed.
+
+    `use` is the beginning of the message, such as `the demo trains`. `alternative` is another remedy.
+    """
+    if missing := why_engine_missing(engine):
+        problem, remedy = missing
+        raise UserError(f"{use}, and {problem}: {remedy}" + (f", or {alternative}" if alternative else ""))
 
 
 def services() -> dict[str, str]:

@@ -311,6 +311,7 @@ async def _score(asked: CommandContext[RlhfRpc]) -> None:
         raise UserError(
             "rlhf score: missing arguments: give MODEL, a .safetensors file from `export`, and a JSONL file of preferences"
         )
+    import_object("peer.features:require_engine")("pytorch", "rlhf score runs a model")
     run = import_object("peer.commands.definitions.model_commands:run_module")
     files = filter(None, (options.what, options.pairs, options.tokenizer))
     printed: str = await run("rlhf.pytorch.score_pairs", *map(_absolute, files))

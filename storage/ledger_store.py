@@ -179,10 +179,10 @@ class LedgerStore:
             version = SCHEMA_VERSION
         elif version < FIRST_SCHEMA_VERSION:
             before = f"{self.path} has format {version}, from a program before 0.3.0"
-            raise StorageError(f"{before}: continue its network with that program, or found a new network with this one")
+            raise StorageError(f"{before}; continue its network with that program, or found a new network with this one")
         elif version > SCHEMA_VERSION:
             newer = f"{self.path} has format {version}, but this program reads formats up to {SCHEMA_VERSION}"
-            raise StorageError(f"{newer}: install the newer program that wrote it")
+            raise StorageError(f"{newer}; install the newer program that wrote it")
         elif version == SCHEMA_VERSION:
             self._check_schema()
         self._check_content()

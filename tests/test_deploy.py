@@ -73,11 +73,11 @@ def test_health_is_asked_where_metrics_are_served() -> None:
 def test_images_are_built_from_all_rooms_and_pinned_packages() -> None:
     lines = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
     wanted = {line.removeprefix("!") for line in lines if line.startswith("!")}
-    of_build = {"pyproject.toml", "setup.py", "constraints.txt", "requirements-light.txt", "README.md", "LICENSE"}
-    assert wanted == {*PACKAGES, *of_build, "deploy/start.sh"}
+    of_build = {"pyproject.toml", "setup.py", "constraints.txt", "requirements-light.txt", "requirements-train.txt"}
+    assert wanted == {*PACKAGES, *of_build, "README.md", "LICENSE", "deploy/start.sh"}
     assert {PROJECT["project"]["readme"], *PROJECT["project"]["license-files"]} <= wanted
     installs = [part for part in re.split(r"&&|\n", DOCKERFILE.replace("\\\n", "")) if re.search(r"\bpip\b.* install ", part)]
-    assert len(installs) == 4, "packages, build tools, the wheel, the extra"
+    assert len(installs) == 5, "packages, build tools, the wheel, the packages of training, torch"
     assert all(re.search(r"-c constraints\.txt|--require-hashes|--no-deps", part) for part in installs)
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tools import lock
 from tools.installed import LIGHT_EXTRAS, required_distributions
-from tools.lock import HASHED, LIGHT, OF_TORCH, is_of_use, read_constraints
+from tools.lock import HASHED, LIGHT, OF_TORCH, TRAIN, TRAIN_EXTRAS, is_of_use, read_constraints
 
 ENTRY = re.compile(r"(?P<name>\S+)==(?P<version>\S+)(?P<hashes>( \\\n    --hash=sha256:[0-9a-f]{64})+)\n")
 
@@ -33,7 +34,22 @@ def test_the_light_list_has_what_a_peer_without_training_needs() -> None:
     light = versions(LIGHT)
     assert light.items() <= versions(HASHED).items()
     assert required_distributions(LIGHT_EXTRAS).keys() <= light.keys()
-    assert not light.keys() & {"torch", "tokenizers", "matplotlib", "pyarrow", "pytest"}
+    assert "tokenizers" in light, "a peer without torch starts jobs with a BPE"
+    assert not light.keys() & {"torch", "matplotlib", "pyarrow", "pytest"}
+
+
+def test_the_train_list_has_what_a_trainer_needs_but_torch() -> None:
+    train = versions(TRAIN)
+    assert versions(LIGHT).items() <= train.items() <= versions(HASHED).items()
+    left_out = required_distributions(TRAIN_EXTRAS).keys() - train.keys()
+    assert "torch" in left_out and all(OF_TORCH.fullmatch(name) for name in left_out)
+    assert {"matplotlib", "sympy"} < train.keys() and not train.keys() & {"pyarrow", "pytest"}
+
+
+def test_another_python_does_not_write_the_lists(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(lock, "PYTHON", (3, 99))
+    assert lock.main() == 1
+    assert "but the lists are made with Python 3.99" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

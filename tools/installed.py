@@ -17,10 +17,15 @@ PRODUCT_EXTRAS = (*LIGHT_EXTRAS, "data", "train")
 
 
 def required_distributions(extras: Iterable[str]) -> dict[str, metadata.Distribution]:
-    """Return the installed distributions that `pyproject.toml` requires with these extras, directly or not, by canonical name."""
+    """Return the installed distributions that `pyproject.toml` requires with these extras, by canonical name.
+
+    Raises `PackageNotFoundError` if a package that `pyproject.toml` names is not installed. Missing requirements of other
+    packages are left out.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     of_extras = (text for extra in extras for text in project["optional-dependencies"][extra])
     waiting = [Requirement(text) for text in (*project["dependencies"], *of_extras)]
+    direct = {canonicalize_name(requirement.name) for requirement in waiting}
     found: dict[str, metadata.Distribution] = {}
     seen: set[tuple[str, str]] = set()
     while waiting:
@@ -29,6 +34,8 @@ def required_distributions(extras: Iterable[str]) -> dict[str, metadata.Distribu
         try:
             found[name] = metadata.distribution(name)
         except metadata.PackageNotFoundError:
+            if name in direct:
+                raise
             continue
         for extra in ("", *requirement.extras):
             if (name, extra) not in seen:

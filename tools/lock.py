@@ -1,8 +1,14 @@
-"""`python -m tools.lock`: writes `requirements-hashed.txt` and `requirements-light.txt` from `constraints.txt`.
+"""`python -m tools.lock`: writes the lists of packages with hashes from `constraints.txt`.
+
+| list | packages |
+|---|---|
+| `requirements-hashed.txt` | all of `constraints.txt` |
+| `requirements-light.txt` | those of a peer that does not train |
+| `requirements-train.txt` | those of a peer that trains |
 
 Each entry has a package's version in `constraints.txt` and the hashes of its files in the package index. The lists leave out
-torch and the packages of its CUDA build, because each build of the right version of torch is allowed. `requirements-light.txt`
-has the packages of a peer that does not train. Run this program with Python 3.11: later versions require fewer packages.
+torch and the packages of its CUDA build, because each build of the right version of torch is allowed. Run this program with
+Python 3.11: later versions require fewer packages.
 """
 
 from __future__ import annotations
@@ -18,8 +24,10 @@ from packaging.utils import parse_sdist_filename, parse_wheel_filename
 from tools.installed import LIGHT_EXTRAS, ROOT, required_distributions
 
 CONSTRAINTS = ROOT / "constraints.txt"
-HASHED, LIGHT = ROOT / "requirements-hashed.txt", ROOT / "requirements-light.txt"
+HASHED, LIGHT, TRAIN = (ROOT / f"requirements-{name}.txt" for name in ("hashed", "light", "train"))
+TRAIN_EXTRAS = (*LIGHT_EXTRAS, "train")
 OF_TORCH = re.compile(r"torch|triton|(cuda|nvidia)-.*")
+PYTHON = (3, 11)  # the version that writes the lists
 PYTHONS = {"py3", "cp311", "cp312", "cp313"}
 HEADER = "# `python -m tools.lock` writes this file. Install it with `pip install --require-hashes -r {name}`.\n"
 # pip has no command that prints the hashes of all files of a release, so this program runs pip's own functions.
@@ -65,7 +73,7 @@ def is_of_use(file: str, version: str) -> bool:
 
 def fetch_hashes(versions: dict[str, str]) -> dict[str, set[str]]:
     """Return the hashes of each package's usable files, by name, from the package index that pip uses."""
-    done = subprocess.run([sys.executable, "-c", LINKS, *versions], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", LINKS, *versions], stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, set[str]] = {name: set() for name in versions}
     for line in done.stdout.splitlines():
         name, file, digest = line.split()
@@ -75,6 +83,7 @@ def fetch_hashes(versions: dict[str, str]) -> dict[str, set[str]]:
 
 
 def write_lock(path: Path, names: Iterable[str], versions: dict[str, str], hashes: dict[str, set[str]]) -> None:
+    """Write a list of these packages, each with its version and hashes."""
     lines = [HEADER.format(name=path.name)]
     for name in sorted(names):
         lines.append(" \\\n    ".join([f"{name}=={versions[name]}", *(f"--hash=sha256:{each}" for each in sorted(hashes[name]))]))
@@ -83,6 +92,13 @@ def write_lock(path: Path, names: Iterable[str], versions: dict[str, str], hashe
 
 
 def main() -> int:
+    """Write all lists and return the exit status."""
+    if sys.version_info[:2] != PYTHON:
+        here, wanted = (".".join(map(str, version)) for version in (sys.version_info[:2], PYTHON))
+        print(
+            f"this is Python {here}, but the lists are made with Python {wanted}, which requires more packages", file=sys.stderr
+        )
+        return 1
     versions = {name: version for name, version in read_constraints().items() if not OF_TORCH.fullmatch(name)}
     hashes = fetch_hashes(versions)
     if missing := [name for name, found in hashes.items() if not found]:
@@ -90,6 +106,7 @@ def main() -> int:
         return 1
     write_lock(HASHED, versions, versions, hashes)
     write_lock(LIGHT, required_distributions(LIGHT_EXTRAS), versions, hashes)
+    write_lock(TRAIN, required_distributions(TRAIN_EXTRAS).keys() & versions, versions, hashes)
     return 0
 
 

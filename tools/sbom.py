@@ -28,6 +28,7 @@ VENDOR_ROW = re.compile(
 
 
 def make_bom() -> Bom:
+    """Return the bill of the installed product: its packages, the libraries of `web/vendor`, and who requires which."""
     product = make_component("folkmoot", metadata.distribution("folkmoot"), ComponentType.APPLICATION)
     found = required_distributions(PRODUCT_EXTRAS)
     components = {name: make_component(name, distribution) for name, distribution in found.items()}
@@ -42,12 +43,14 @@ def make_bom() -> Bom:
 
 
 def direct_requirements() -> list[str]:
+    """Return the names of the packages that Folkmoot itself requires with all extras for users."""
     product = metadata.distribution("folkmoot")
     found = (requirement.name for extra in PRODUCT_EXTRAS for requirement in requirements_of(product, extra))
     return sorted(set(map(canonicalize_name, found)))
 
 
 def make_component(name: str, distribution: metadata.Distribution, kind: ComponentType = ComponentType.LIBRARY) -> Component:
+    """Return the entry of an installed package, with its version, licence and package URL."""
     licence = licence_of(distribution)
     return Component(
         name=name,

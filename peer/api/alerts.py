@@ -24,6 +24,8 @@ READ_LOG: Final = "read the lines before it in `peer log`"
 
 @dataclass(frozen=True, slots=True)
 class AlertKind:
+    """Texts and severities of the alerts of one cause."""
+
     meaning: str  # one sentence that explains the alert
     severities: tuple[AlertSeverity, ...]  # possible severities of the alert, the usual one first
     remedy: str

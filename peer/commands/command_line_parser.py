@@ -200,6 +200,9 @@ def parse_line(words: Mapping[str, Command], line: str) -> argparse.Namespace | 
 
 
 def parse_tokens(words: Mapping[str, Command], typed: Sequence[str]) -> argparse.Namespace:
+    """Return the parsed command of these words. A leading word `peer` is dropped, because texts name commands as in a shell."""
+    if typed[0] == "peer" and len(typed) > 1:
+        typed = typed[1:]
     for text in typed:
         if any("\ud800" <= character <= "\udfff" for character in text):  # Python decodes invalid bytes as surrogates
             raise UserError(f"{text!r} is not UTF-8: type it in a UTF-8 terminal, or save the commands as UTF-8")

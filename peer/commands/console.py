@@ -333,8 +333,7 @@ async def print_notifications(
         for event in await api.events(seen, WAIT_SECONDS):
             seen = event.number
             if (shown := chosen.filter_event(event)) is not None:
-                line = view_tables.event_line(shown, await names())
-                show(line.replace("`peer approve ", "`approve "))  # commands at the prompt are typed without the word `peer`
+                show(view_tables.event_line(shown, await names()))
 
 
 class LineInput:

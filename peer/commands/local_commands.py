@@ -26,9 +26,10 @@ from features.lazy_import import garbage_collection_paused
 from features.peer_names import PeerNames
 from features.text_tables import format_quorum, pluralize
 from ledger.core.genesis import Founder, Genesis
+from peer import features
 from peer.commands.command_line_parser import settings_from_options
 from peer.commands.standard_streams import detach_descriptors, program_name, terminal_descriptors
-from peer.features import founding_modules, roles, rules_of, why_engine_missing
+from peer.features import founding_modules, roles, rules_of
 from peer.settings.config import Config, ResolvedSettings, format_toml_value, load_settings, setting_value
 from peer.settings.data_directory import DataDirectory, load_addresses, peer_of_entry, storage_errors
 from peer.settings.invitation import InvitationString, parse_invitation
@@ -156,7 +157,7 @@ def _place(options: argparse.Namespace) -> str:
 def join_network(options: argparse.Namespace) -> int:
     """Store an invitation and run the peer, which catches up and asks for admission. Raises `UserError` for a bad invitation."""
     config = _config(options)
-    require_engine(config)
+    require_engine_of_role(config)
     invitation = parse_invitation(options.invite)
     directory = DataDirectory.create(config.data_directory)
     with directory.lock():  # fails if the peer runs: its files must not change
@@ -170,7 +171,7 @@ def join_network(options: argparse.Namespace) -> int:
         _keep_settings(options, directory, _addresses(config, invitation))
     options.bootstrap = ",".join(_addresses(config, invitation))
     print(f"joining {invitation.genesis.network} as {peer_id(me.public)}, data in {directory.path}", flush=True)
-    return run_peer(options)
+    return run_peer_with_config(_config(options), options.console)
 
 
 def _addresses(config: Config, invitation: InvitationString) -> tuple[str, ...]:
@@ -199,15 +200,15 @@ def _settings_from(settings: ResolvedSettings, origin: str) -> dict[str, Any]:
 
 def run_peer(options: argparse.Namespace) -> int:
     config = _config(options)
-    require_engine(config)
+    require_engine_of_role(config)
     return run_peer_with_config(config, options.console)
 
 
-def require_engine(config: Config) -> None:
+def require_engine_of_role(config: Config) -> None:
     """Raise `UserError` if the role computes and the package of its engine is not installed."""
-    if roles()[config.role].needs_worker and (missing := why_engine_missing(config.engine)):
+    if roles()[config.role].needs_worker:
         others = " or ".join(f"--role {role.name}" for role in roles().values() if not role.needs_worker)
-        raise UserError(f"the role {config.role} trains, and {missing}, or take {others}")
+        features.require_engine(config.engine, f"the role {config.role} trains", f"take {others}")
 
 
 def run_peer_with_config(config: Config, console: bool, make_participant: MakeParticipant | None = None) -> int:

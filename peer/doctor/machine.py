@@ -53,17 +53,18 @@ def check_version(role: Role) -> Iterator[DoctorFinding]:
 
 def check_train_extra(role: Role, engine: str) -> Iterator[DoctorFinding]:
     """Yield a finding on the extra `train` if the role trains with torch."""
-    if not role.needs_worker or engine not in features.ENGINE_PACKAGES:
+    if not role.needs_worker or engine not in features.engine_packages():
         return
     if missing := features.why_engine_missing(engine):
-        text, _, remedy = missing.partition(": ")
-        yield fault("train", f"the role {role.name} trains, and {text}", f"{remedy}, or take --role voter, which does not train")
+        problem, remedy = missing
+        advice = f"{remedy}, or take --role voter, which does not train"
+        yield fault("train", f"the role {role.name} trains, and {problem}", advice)
         return
     required = (re.match(r"torch==([\w.]+)", text) for text in metadata.requires("folkmoot") or ())
     wanted = next((match[1] for match in required if match), "")
     here = metadata.version("torch").partition("+")[0]
     if wanted and here != wanted:
-        text = f"torch {here} is installed, but this program needs {wanted}: another version may round differently"
+        text = f"torch {here} is installed, but this program needs {wanted}: re-executions may round differently"
         yield warning("train", text, f"install torch=={wanted}")
     else:
         yield ok("train", f"torch {here}")

@@ -240,7 +240,7 @@ def setting_flag(name: str) -> str:
 
 def describe_setting(name: str) -> str:
     """Return the description of a setting in Markdown, without its name."""
-    flag = setting_flag(name)
+    flag, default = setting_flag(name), setting_default(name)
     flags = f"`{flag}`, `--no-{flag.removeprefix('--')}`" if _kind(name) is bool else f"`{flag}`"
     about = " ".join(filter(None, (f"{setting_descriptions()[name]}.", setting_details(name))))
     return "\n".join(
@@ -248,7 +248,7 @@ def describe_setting(name: str) -> str:
             about,
             "",
             f"- Type: {setting_type(name)}",
-            f"- Default: `{setting_default(name)}`",
+            f"- Default: `{default}`" if default else "- Default: empty",
             f"- Flag: {flags}",
             f"- Variable: `{ENVIRONMENT_PREFIX}{name.upper()}`",
         )
@@ -256,13 +256,13 @@ def describe_setting(name: str) -> str:
 
 
 def setting_default(name: str) -> str:
-    """Return the default value of a setting as text for people."""
+    """Return the default value of a setting for people. An empty text or list gives an empty text."""
     if name == "data_directory":
         return DEFAULT_DATA_DIRECTORY
     value = _DECLARED[name].default if name in _DECLARED else features.feature_settings()[name].default
     if isinstance(value, bool):
         return "true" if value else "false"
-    return "none" if value in ("", ()) else str(value)
+    return "" if value == () else str(value)
 
 
 def _kind(name: str) -> Any:

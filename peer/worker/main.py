@@ -1,7 +1,7 @@
 """The worker process, `python -m peer.worker.main`: it reads requests from stdin, computes, and replies on stdout.
 
-Only this process imports an engine, and with it torch. It may be killed at any instruction, since it has no state that must
-survive. It ends when its daemon ends.
+It imports an engine, and with it torch; the daemon never imports them. It has no state that must survive, so it may be killed at
+any instruction. It ends by itself when its daemon ends.
 """
 
 from __future__ import annotations

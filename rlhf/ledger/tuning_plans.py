@@ -226,7 +226,9 @@ def with_reward_model(spec: bytes, model: ModelReference) -> bytes:
     job = codec.decode(JobSpec, spec)
     own = codec.decode(PpoSettings, job.objective_settings) if job.objective == PPO.name else None
     if own is None or own.reward != MODEL_REWARD or own.reward_model is not None:
-        raise RemoteProtocolError("bad-job", f"its policy has the reward {MODEL_REWARD!r}, and must not name the model")
+        raise RemoteProtocolError(
+            "bad-job", f"its policy must be a `ppo` job with the reward {MODEL_REWARD!r} and without reward_model"
+        )
     return replace(job, objective_settings=codec.encode(replace(own, reward_model=model))).encode()
 
 

@@ -1,4 +1,4 @@
-"""Rewards, advantages and losses of RLHF: functions of float32 tensors. Only the worker process imports this module.
+"""Rewards, advantages and losses of RLHF: functions of float32 tensors. The daemon never imports this module.
 
 Axes: B responses, T tokens of a response, V vocabulary, G groups of responses to one prompt. Responses start at t = 0, and short
 responses are padded at the end. `mask_BT` is true on a response's tokens, including its stop token. Contents of padding, even

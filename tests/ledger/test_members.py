@@ -116,7 +116,7 @@ def test_there_is_always_room_for_voters_new_keys(world: World, monkeypatch: pyt
     monkeypatch.setattr(members, "OLD_KEYS_MAX", 1)
     world.decide(world.admission(PEOPLE[8]))
     world.decide(world.rotation(PEOPLE[8], PEOPLE[9]))
-    assert "cannot rotate its key again" in (world.problem(world.rotation(PEOPLE[9], PEOPLE[10])) or "")
+    assert "no room for further old keys" in (world.problem(world.rotation(PEOPLE[9], PEOPLE[10])) or "")
     assert world.problem(world.rotation(PEOPLE[0], PEOPLE[11])) is None
 
 

@@ -23,6 +23,8 @@ from peer.api.alerts import (
     AlertTracker,
     find_alerts,
 )
+from peer.commands.command_line_parser import help_text
+from peer.commands.definitions import all_commands
 from peer.node.node import RoundEnded
 from peer.runtime.telemetry.event_log import EventLog
 from peer.runtime.telemetry.health import LATE_ROUNDS_MIN, LATE_SECONDS_MIN, StragglerDetector
@@ -46,6 +48,11 @@ WAITING = "waiting for a quorum: 2 of 4 voters are connected, 3 are needed"
 
 def of(look: AlertInputs) -> list[tuple[str, str, str]]:
     return [(alert.cause, alert.about, alert.severity) for alert in find_alerts(look)]
+
+
+def test_the_help_explains_each_cause() -> None:
+    explained = " ".join(help_text(all_commands(), "alerts").split())
+    assert all(f"- `{cause}`: {kind.meaning}" in explained for cause, kind in ALERT_KINDS.items())
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,10 @@ def test_every_command_explains_itself(peer: Callable[..., Result], capsys: pyte
 def test_help_of_no_command_lists_all_and_of_an_unknown_one_names_the_nearest(peer: Callable[..., Result]) -> None:
     assert peer("help") == (0, cli.build_parser().format_help(), "")
     assert peer("help", "tasks", "import") == peer("help", "tasks")
-    assert peer("help", "sttas") == (2, "", "peer: error: unknown command 'sttas'; did you mean stats?\n")
+    unknown = "peer: error: unknown command or setting"
+    assert peer("help", "sttas") == (2, "", f"{unknown} 'sttas'; did you mean stats?\n")
+    assert peer("help", "log-levle") == (2, "", f"{unknown} 'log-levle'; did you mean log_level?\n")
+    assert peer("help", "nonsense") == (2, "", f"{unknown} 'nonsense'; `peer help` lists all commands\n")
 
 
 def test_every_word_of_the_prompt_is_a_command_but_for_those_about_the_prompt() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from features.nearest_names import suggest_nearest
-from peer.settings.config import format_settings, load_settings, setting_descriptions
+from peer.settings.config import describe_setting, format_settings, load_settings, setting_descriptions
 from protocol.errors import UserError
 
 
@@ -200,3 +200,8 @@ def test_what_is_shown_is_toml_that_gives_the_same_settings(tmp_path: Path, home
 
 def test_without_a_near_name_all_are_listed() -> None:
     assert suggest_nearest("zzzz", ["alpha", "beta"]) == "; known: alpha, beta"
+
+
+def test_an_empty_default_is_not_shown_as_a_value_of_listen() -> None:
+    assert "\n- Default: empty\n" in describe_setting("advertise")
+    assert "\n- Default: `auto`\n" in describe_setting("relay")

@@ -55,6 +55,13 @@ def test_an_empty_line_is_no_command(line: str) -> None:
     assert parse(line) is None
 
 
+def test_a_leading_peer_is_dropped_since_texts_name_commands_as_in_a_shell() -> None:
+    assert parsed("peer approve erin") == parsed("approve erin")
+    assert parsed("peer help approve") == parsed("help approve")
+    with pytest.raises(UserError, match="unknown command 'peer'"):
+        parse("peer")
+
+
 def test_train_without_arguments_leaves_everything_to_the_defaults() -> None:
     assert request("train") == TrainRequest("", "", 0, 0, {})
     assert request("train --accept-risk") == TrainRequest("", "", 0, 0, {}, accept_risk=True)

@@ -405,6 +405,8 @@ def test_another_torch_than_the_one_of_this_program_is_named(monkeypatch: pytest
     monkeypatch.setattr(metadata, "requires", lambda name: ["numpy>=2.1", 'torch==1.0.0; extra == "train"'])
     [other] = machine.check_train_extra(TRAINER, "pytorch")
     assert other.level is FindingLevel.WARNING and other.advice == "install torch==1.0.0"
+    installed = metadata.version("torch").partition("+")[0]
+    assert other.text == f"torch {installed} is installed, this program expects 1.0.0: re-executions may round differently"
 
 
 # The clock ------------------------------------------------------------------------------------------------------------

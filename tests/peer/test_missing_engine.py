@@ -39,7 +39,7 @@ def test_a_role_that_trains_is_refused_before_anything_is_written(tmp_path: Path
 
 @pytest.mark.parametrize("role", ["voter", "annotator"])
 def test_other_roles_need_no_torch(role: str) -> None:
-    local_commands.require_engine(load_settings({}, {"PEER_ROLE": role}).config)
+    local_commands.require_engine_of_role(load_settings({}, {"PEER_ROLE": role}).config)
 
 
 def test_a_demo_that_trains_is_refused(tmp_path: Path) -> None:
@@ -51,8 +51,17 @@ def test_a_demo_that_trains_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_a_tokenizer_other_than_bytes_needs_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.real("processes")
+@pytest.mark.parametrize("words", [("evaluate", "FOLDER", "FILE"), ("rlhf", "score", "MODEL", "PAIRS")])
+def test_commands_that_run_a_model_name_the_missing_package(tmp_path: Path, words: Sequence[str]) -> None:
+    status, printed, told = command(*words, "--data-dir", str(tmp_path))
+    name = " ".join(word for word in words if word.islower())
+    assert (status, printed) == (2, "")
+    assert told == f"peer: error: {name} runs a model, and the package torch is not installed: {INSTALL}\n"
+
+
+def test_a_tokenizer_other_than_bytes_names_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    missing = re.escape(f"the package tokenizers is not installed: {INSTALL}")
-    with pytest.raises(UserError, match=missing):
+    missing = "the package tokenizers is not installed: run `pip install tokenizers`, or train on bytes"
+    with pytest.raises(UserError, match=re.escape(missing)):
         train_bpe([b"text"], 300)

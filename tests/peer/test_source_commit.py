@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,20 @@ def test_the_full_command_line_prints_the_same_line() -> None:
     status, printed, _ = peer("--version")
     assert (status, printed) == (0, source_commit.describe_version() + "\n")
     assert re.fullmatch(r"folkmoot [\w.]+( \([0-9a-f]{12}(-dirty)?\))?\n", printed)
+
+
+@pytest.mark.real("processes")
+@pytest.mark.parametrize("known", [True, False])
+def test_a_build_replaces_or_removes_the_commit_of_an_earlier_one(tmp_path: Path, known: bool) -> None:
+    sources, built = tmp_path / "sources", tmp_path / "built"
+    for name in ("setup.py", "peer/__init__.py", "peer/source_commit.py"):
+        (sources / name).parent.mkdir(parents=True, exist_ok=True)
+        (sources / name).write_text((ROOT / name).read_text())
+    if known:
+        (sources / "peer" / source_commit.FILE_NAME).write_text("1a2b3c4d5e6f\n")
+    stale = built / "peer" / source_commit.FILE_NAME
+    stale.parent.mkdir(parents=True)
+    stale.write_text("000000000000\n")
+    command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", str(built)]
+    subprocess.run(command, cwd=sources, check=True, capture_output=True)
+    assert (stale.read_text() if stale.exists() else "") == ("1a2b3c4d5e6f\n" if known else "")

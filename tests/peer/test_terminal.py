@@ -83,7 +83,7 @@ def test_control_c_ends_the_command_that_runs_and_not_the_peer(directory: Path) 
 def test_the_prompt_says_who_it_is_and_what_happens_and_leaves_the_line_being_typed_whole(
     directory: Path, tmp_path: Path
 ) -> None:
-    screen = terminal(*RUN, "--data-dir", str(directory), columns=80, rows=24)
+    screen = terminal(*RUN, "--data-dir", str(directory), columns=100, rows=24)
     with screen as shown, daemons([tmp_path / "erin"]) as (erin,):
         shown.until("peer>$")
         assert re.match(r"anna \([a-z2-7]{8}\) of network lab listens on 127\.0\.0\.1:\d+: working$", shown.lines[0]), shown.lines
@@ -94,7 +94,7 @@ def test_the_prompt_says_who_it_is_and_what_happens_and_leaves_the_line_being_ty
         shown.type("status")  # without Enter
         shown.until("peer> status$")
         erin.start("join", invitation[1].replace("\n", ""), *RUN[1:], "--name", "erin")
-        told = shown.until(r"is a voter candidate: to approve it, run `approve erin`\n(.*\n)*peer> status$")
+        told = shown.until(r"is a voter candidate: to approve it, run `peer approve erin`\n(.*\n)*peer> status$")
         assert re.search(r"\d\d:\d\d:\d\d member +erin was admitted as a member, invited by anna\n", told), told
         assert told.count("peer> status") == 1 and told.endswith("\npeer> status")
         shown.type("\x15approve erin\r")

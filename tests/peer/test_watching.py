@@ -286,7 +286,7 @@ def test_a_flood_of_warnings_does_not_fill_the_screen() -> None:
     )
 
 
-async def test_announcements_begin_with_the_newest_and_speak_of_names_and_of_the_prompts_own_commands() -> None:
+async def test_announcements_begin_with_the_newest_and_speak_of_names() -> None:
     short = OTHER[:8]
     old = EventView(7, 0, "member", "old news", {})
     new = EventView(8, 0, "member", f"{short} is a voter candidate: to approve it, run `peer approve {short}`", {})
@@ -306,4 +306,4 @@ async def test_announcements_begin_with_the_newest_and_speak_of_names_and_of_the
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     (line,) = lines
-    assert line.endswith("member    erin II is a voter candidate: to approve it, run `approve 'erin II'`")
+    assert line.endswith("member    erin II is a voter candidate: to approve it, run `peer approve 'erin II'`")

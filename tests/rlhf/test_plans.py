@@ -271,12 +271,15 @@ REFUSED: dict[str, tuple[Callable[[Tuned], StartPlan], str]] = {
         "has only this job, with a rule as its reward",
     ),
     "base": (lambda world: StartPlan(REWARD.encode()), "starts from another's model"),
-    "policy": (lambda world: StartPlan(world.on(REWARD), world.on(REWARD)), "must not name the model"),
+    "policy": (
+        lambda world: StartPlan(world.on(REWARD), world.on(REWARD)),
+        "must be a `ppo` job with the reward 'model' and without reward_model",
+    ),
     "its base": (lambda world: StartPlan(world.on(REWARD), POLICY.encode()), "starts from the same model"),
     "sizes": (lambda world: world.begin(policy=replace(POLICY, model=replace(TINY, hidden=32))), "its model has other sizes"),
     "rule": (
         lambda world: world.begin(policy=replace(POLICY, objective_settings=codec.encode(replace(OWN, reward="rule:vowels")))),
-        "must not name the model",
+        "must be a `ppo` job with the reward 'model' and without reward_model",
     ),
     "steps": (lambda world: world.begin(policy=replace(POLICY, local_steps=3)), "must be a multiple of epochs"),
 }

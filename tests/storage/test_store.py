@@ -280,10 +280,10 @@ def test_another_chains_database_and_another_format_are_refused(filled: Path) ->
     with refused(filled, "another network"):
         LedgerStore(filled, b"d" * 32)
     change(filled, "PRAGMA user_version=9")
-    with refused(filled, "format 9, but this program reads formats up to 8: install the newer program that wrote it"):
+    with refused(filled, "format 9, but this program reads formats up to 8; install the newer program that wrote it"):
         LedgerStore(filled, CHAIN)
     change(filled, "PRAGMA user_version=7")
-    with refused(filled, "format 7, from a program before 0.3.0"):
+    with refused(filled, "format 7, from a program before 0.3.0; continue its network with that program"):
         LedgerStore(filled, CHAIN)
 
 

@@ -311,6 +311,8 @@ def test_whoever_is_expected_at_an_address_is_named_where_it_cannot_be_reached()
         entry.describe_failure(0.0)
         == f"cannot reach h:1: connection refused ({short_id(ALICE.public)}, 2 tries), next try in 2 s"
     )
+    entry.reason = f"peer {short_id(BOB.public)} answers there, expected {short_id(ALICE.public)}"
+    assert entry.describe_failure(0.0) == f"cannot reach h:1: {entry.reason} (2 tries), next try in 2 s"
 
 
 def test_the_end_of_a_link_or_of_one_more_to_the_same_peer_is_no_failure() -> None:

@@ -12,6 +12,7 @@ from peer import cli
 from peer.commands.command_line_parser import CommandLineParser, make_command_parser
 from peer.commands.definitions import all_commands
 from peer.settings.config import setting_descriptions
+from tools.reference import table
 
 INTRODUCTION = """\
 # Commands
@@ -43,6 +44,7 @@ PROMPT = """\
 ## The prompt
 
 `peer run` and `peer console` show the prompt in a terminal. It begins with the network, the peer, its address and its state.
+A leading `peer` is ignored: `peer approve ben` is `approve ben`.
 
 | key | effect |
 |---|---|
@@ -101,9 +103,7 @@ def _command(title: str, parser: CommandLineParser) -> Iterator[str]:
             yield f"{cleandoc(action.description)}\n"
         yield from _table(of_actions[action.name])
     if parser.exit_statuses:
-        yield from ("| exit status | meaning |", "|---|---|")
-        yield from (f"| {status} | {_cell(meaning)} |" for status, meaning in parser.exit_statuses.items())
-        yield ""
+        yield from table(("exit status", "meaning"), ((str(status), meaning) for status, meaning in parser.exit_statuses.items()))
 
 
 def _options_of(parser: CommandLineParser, action: str) -> list[argparse.Action]:
@@ -122,20 +122,14 @@ def _placeholder(argument: argparse.Action) -> str:
     )
 
 
-def _table(arguments: Iterable[argparse.Action]) -> Iterator[str]:
+def _table(arguments: Iterable[argparse.Action]) -> list[str]:
     rows = [_row(argument) for argument in arguments]
-    if rows:
-        yield from ("| argument | meaning | default |", "|---|---|---|", *rows, "")
+    return table(("argument", "meaning", "default"), rows) if rows else []
 
 
-def _row(argument: argparse.Action) -> str:
+def _row(argument: argparse.Action) -> tuple[str, str, str]:
     about = (argument.help or "").replace("%%", "%")
     default = DEFAULT_IN_HELP.search(about)
     value = "" if argument.nargs == 0 else f" {argument.metavar or '|'.join(map(str, argument.choices or ()))}"
     names = ", ".join(f"{name}{value}" for name in argument.option_strings) or _placeholder(argument)
-    cells = (f"`{names}`", about[: default.start()] if default else about, default[1] if default else "")
-    return f"| {' | '.join(map(_cell, cells))} |"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    return f"`{names}`", about[: default.start()] if default else about, default[1] if default else ""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from peer.api.alerts import ALERT_KINDS, HOLD_MS
 from peer.runtime.telemetry.event_kinds import EVENT_FIELDS, event_kinds
 from protocol.refusal_reasons import REASON_MEANINGS
+from tools.reference import table
 
 LOG = """\
 # Events, alerts and refusals
@@ -51,58 +52,33 @@ happen in every network. Many of one reason mean a fault or an attack.
 """
 
 
-def table(*header: str, rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
-    lines.insert(1, "|---" * len(header) + "|")
-    return "\n".join(lines) + "\n"
-
-
 def code(names: Iterable[str]) -> str:
+    """Return the names as code, with commas between them."""
     return ", ".join(f"`{name}`" for name in names)
 
 
 def capitalize(text: str) -> str:
+    """Return a remedy as a sentence. Unlike `str.capitalize`, this keeps later capitals."""
     return f"{text[0].upper()}{text[1:]}."
 
 
 def render() -> str:
-    kinds = event_kinds().values()
-    return "\n".join(
-        (
-            LOG,
-            "## Events\n",
-            table(
-                "kind",
-                "event",
-                "level",
-                "fields",
-                rows=((f"`{kind.name}`", kind.meaning, code(kind.levels), code(kind.fields)) for kind in kinds),
-            ),
-            table("field", "value", rows=((f"`{name}`", meaning) for name, meaning in EVENT_FIELDS.items())),
-            "## Alerts\n",
-            ALERTS,
-            table(
-                "cause",
-                "meaning",
-                "severity",
-                "shown after",
-                "remedy",
-                rows=(
-                    (
-                        f"`{cause}`",
-                        kind.meaning,
-                        code(kind.severities),
-                        f"{HOLD_MS.get(cause, 0) // 1_000} s",
-                        capitalize(kind.remedy),
-                    )
-                    for cause, kind in ALERT_KINDS.items()
-                ),
-            ),
-            "## Refusals\n",
-            REFUSALS,
-            table("reason", "meaning", rows=((f"`{reason}`", meaning) for reason, meaning in REASON_MEANINGS.items())).rstrip(
-                "\n"
-            ),
-            "",
-        )
+    """Return the page."""
+    kinds = ((f"`{kind.name}`", kind.meaning, code(kind.levels), code(kind.fields)) for kind in event_kinds().values())
+    alerts = (
+        (f"`{cause}`", kind.meaning, code(kind.severities), f"{HOLD_MS.get(cause, 0) // 1_000} s", capitalize(kind.remedy))
+        for cause, kind in ALERT_KINDS.items()
     )
+    parts = [
+        LOG,
+        "## Events\n",
+        *table(("kind", "event", "level", "fields"), kinds),
+        *table(("field", "value"), ((f"`{name}`", meaning) for name, meaning in EVENT_FIELDS.items())),
+        "## Alerts\n",
+        ALERTS,
+        *table(("cause", "meaning", "severity", "shown after", "remedy"), alerts),
+        "## Refusals\n",
+        REFUSALS,
+        *table(("reason", "meaning"), ((f"`{reason}`", meaning) for reason, meaning in REASON_MEANINGS.items())),
+    ]
+    return "\n".join(parts)

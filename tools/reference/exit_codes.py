@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from features.exit_statuses import COMMON_EXIT_STATUSES
 from peer import cli
+from tools.reference import table
 
 INTRODUCTION = """\
 # Exit statuses
@@ -16,12 +17,12 @@ signal that ends a command gives 128 plus its number in most shells. `peer run` 
 
 
 def render() -> str:
-    parts = [INTRODUCTION, "## All commands\n", "| status | meaning |", "|---|---|"]
-    parts += [f"| {status} | {meaning} |" for status, meaning in COMMON_EXIT_STATUSES.items()]
-    parts += ["", "## Commands with further statuses\n", "| command | status | meaning |", "|---|---|---|"]
-    for name, parser in cli.build_parser().commands().items():
-        parts += [
-            f"| [`peer {name}`](commands.md#peer-{name}) | {status} | {meaning} |"
-            for status, meaning in parser.exit_statuses.items()
-        ]
-    return "\n".join(parts) + "\n"
+    common = ((str(status), meaning) for status, meaning in COMMON_EXIT_STATUSES.items())
+    further = (
+        (f"[`peer {name}`](commands.md#peer-{name})", str(status), meaning)
+        for name, parser in cli.build_parser().commands().items()
+        for status, meaning in parser.exit_statuses.items()
+    )
+    parts = [INTRODUCTION, "## All commands\n", *table(("status", "meaning"), common)]
+    parts += ["## Commands with further statuses\n", *table(("command", "status", "meaning"), further)]
+    return "\n".join(parts)

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +13,7 @@ from curation.limits import TEXT_CHARACTERS_MAX
 from peer.export import run_export
 from peer.settings.data_directory import FILES, DataDirectory
 from rlhf.data import dataset_files, preference_sets
+from tools.reference import table
 from training.data import pretokenizers, token_shards
 from training.formats import huggingface_model
 from training.transformer import VOCABULARY_MAX
@@ -216,7 +216,7 @@ def _directory_table() -> list[str]:
     known = {name.split("/")[0] for name in FILES}
     declared = {path.name for path in vars(DataDirectory(Path("data"))).values()} - {"data"}
     assert declared <= known, f"no description of {declared - known} in FILES"
-    return _table(("file", "content"), ((f"`{name}`", text) for name, text in FILES.items()))
+    return table(("file", "content"), ((f"`{name}`", text) for name, text in FILES.items()))
 
 
 def _tokenizer_table() -> list[str]:
@@ -225,7 +225,7 @@ def _tokenizer_table() -> list[str]:
     return [
         f"`{huggingface_model.TOKENIZER}` is a byte-level BPE of at most {VOCABULARY_MAX:,} tokens, since token ids have 16 bits. The models of",
         "Llama 3 and Qwen have more, and are refused. It makes the same tokens as the package `tokenizers`, but no text becomes a special token.\n",
-        *_table(
+        *table(
             ("part", "read", "refused by name"),
             (
                 ("`normalizer`", f"{normalizers}, and sequences of them", "others"),
@@ -246,7 +246,3 @@ def _tokenizer_table() -> list[str]:
 def _table_of(module: ModuleType) -> list[str]:
     """Return the table in a module's docstring."""
     return [line for line in (module.__doc__ or "").splitlines() if line.startswith("|")] + [""]
-
-
-def _table(heading: tuple[str, ...], rows: Iterable[Iterable[str]]) -> list[str]:
-    return [f"| {' | '.join(heading)} |", "|" + "---|" * len(heading), *(f"| {' | '.join(row)} |" for row in rows), ""]

@@ -9,6 +9,7 @@ from curation.service.annotators.annotator_api import ANSWERS_PER_MINUTE, GIVE_B
 from curation.service.annotators.session_api import ENROLMENT_BURST, ENROLMENT_INTERVAL_SECONDS
 from curation.service.public_api import OPEN_EXPORTS_MAX, TURN_WAIT_SECONDS
 from peer.features import FEATURES
+from tools.reference import table
 from web import connection_limits
 from web.app import UPLOADS_MAX
 from web.calls import REQUIRED, RequestField
@@ -93,8 +94,6 @@ An error is an object of the type `application/problem+json` (RFC 9457) with `ti
 Programs compare
 `code`; `detail` is a sentence for people. `too-many` and `no-quorum` often have the header `Retry-After`, in seconds.
 
-| code | status | cause |
-|---|---|---|
 """
 LIMITS: Final = f"""
 ## Limits
@@ -174,8 +173,8 @@ def render() -> str:
     site = load_site(FEATURES)
     statuses = site.problem_statuses | METHOD_STATUS
     assert statuses.keys() == CAUSES.keys(), f"CAUSES lacks or exceeds the problem codes: {statuses.keys() ^ CAUSES.keys()}"
-    rows = [f"| `{code}` | {statuses[code]} | {cause} |\n" for code, cause in CAUSES.items()]
-    parts = [INTRODUCTION + "".join(rows) + LIMITS + EVENTS]
+    rows = ((f"`{code}`", str(statuses[code]), cause) for code, cause in CAUSES.items())
+    parts = [INTRODUCTION, "\n".join(table(("code", "status", "cause"), rows)), LIMITS, EVENTS]
     groups: list[tuple[str, ClientClass | None]] = [("Public calls", None)]
     clients = dict.fromkeys(route.client for route in site.routes if route.client not in (None, OPERATOR))
     groups += [(f"Calls of {client.name}s", client) for client in (*clients, OPERATOR) if client]
@@ -190,18 +189,19 @@ def route_section(route: Route) -> str:
     """Return the section of one route as Markdown: its fields, its replies and its problems."""
     fields = [*_field_rows("path", route.path_fields), *_field_rows("query", route.query_fields)]
     fields += _field_rows("body", route.body_fields)
-    text = f"\n### `{route.method} {route.path}`\n\n{route.about}.\n"
+    replies = [(str(status), reply.text) for status, reply in route.replies.items()]
+    replies += [(f"`{code}`", when or CAUSES.get(code, "").rstrip(".")) for code, when in route.problem_codes.items()]
+    lines = ["", f"### `{route.method} {route.path}`", "", f"{route.about}.", ""]
     if fields:
-        text += "\n| field | in | value | default |\n|---|---|---|---|\n" + "".join(fields)
-    replies = [f"| {status} | {reply.text} |\n" for status, reply in route.replies.items()]
-    problems = [f"| `{code}` | {when or CAUSES.get(code, '').rstrip('.')} |\n" for code, when in route.problem_codes.items()]
-    return text + "\n| reply | content |\n|---|---|\n" + "".join((*replies, *problems))
+        lines += table(("field", "in", "value", "default"), fields)
+    lines += table(("reply", "content"), replies)
+    return "\n".join(lines)
 
 
-def _field_rows(place: str, fields: Iterable[RequestField]) -> Iterator[str]:
+def _field_rows(place: str, fields: Iterable[RequestField]) -> Iterator[tuple[str, str, str, str]]:
     for item in fields:
         value = "; ".join(part for part in (item.kind.description, item.about) if part)
-        yield f"| `{item.name}` | {place} | {value} | {_default(item.default)} |\n"
+        yield f"`{item.name}`", place, value, _default(item.default)
 
 
 def _default(value: object) -> str:

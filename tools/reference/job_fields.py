@@ -18,6 +18,7 @@ from rlhf.api import tuning_plan_builder
 from rlhf.objectives import job_presets, ppo
 from rlhf.objectives.ppo import PpoSettings
 from rlhf.objectives.supervised_objectives import DpoTerms, InstructTerms, MeanRewardSettings
+from tools.reference import table
 from training import job_spec
 from training.api import job_builder
 from training.job_spec import ESTIMATES, PRESETS, AuditMode, JobSpec, complete_fields
@@ -88,19 +89,19 @@ def render() -> str:
     parts = [
         INTRODUCTION,
         "## Training\n",
-        *_table(MEANING, _field_rows(JobSpec, job_builder.FIELDS_NOT_SET_BY_NAME, _training_defaults())),
+        *table(MEANING, _field_rows(JobSpec, job_builder.FIELDS_NOT_SET_BY_NAME, _training_defaults())),
         "## Model\n",
         "A job with `--from` has its base's model, and accepts none of these fields. A folder's model accepts `model.context`.\n",
-        *_table(MEANING, _field_rows(ModelSpec, (), {"vocabulary": "257"}, "model.")),
+        *table(MEANING, _field_rows(ModelSpec, (), {"vocabulary": "257"}, "model.")),
         PRESET_WORDS,
         *_columns({"local": PRESETS["local"], "per-step": PRESETS["per-step"], "estimates": ESTIMATES}),
         DERIVED_WORDS,
-        *_table(("condition", "defaults"), _derived_rows()),
+        *table(("condition", "defaults"), _derived_rows()),
         "## Policies\n",
         "Fields of the objective `ppo`, which tunes a policy by PPO or GRPO, beside those of all jobs.\n",
-        *_table(MEANING, _field_rows(PpoSettings, tuning_plan_builder.FIELDS_NOT_SET_BY_NAME, _policy_defaults())),
+        *table(MEANING, _field_rows(PpoSettings, tuning_plan_builder.FIELDS_NOT_SET_BY_NAME, _policy_defaults())),
         "## Reward models, responses and DPO\n",
-        *_table(("objective", *MEANING), _own_rows()),
+        *table(("objective", *MEANING), _own_rows()),
         "`reward.score=last` trains the objective `reward`, which reads a score at the last token of a response. The default is\n"
         "`reward.score=mean`.\n",
         RLHF_WORDS,
@@ -117,8 +118,8 @@ def render() -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def said(value: object) -> str:
-    """Return a field's value in the form that a person types."""
+def format_value(value: object) -> str:
+    """Return a value as a person types it."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(getattr(value, "value", value))
@@ -142,14 +143,14 @@ def _field_rows(kind: type, left_out: Iterable[str], defaults: Mapping[str, str]
     for field in dataclasses.fields(kind):
         if field.name not in left_out:
             values = _values(field.name, hints[field.name]) if kind is not DpoTerms or field.name != "beta" else DPO_BETAS
-            default = defaults.get(field.name) or said(field.default)
+            default = defaults.get(field.name) or format_value(field.default)
             yield f"`{prefix}{field.name}`", values, default, descriptions(kind)[field.name]
 
 
 def _training_defaults() -> Mapping[str, str]:
     usual = JobSpec(name="usual", **complete_fields({}))
     usual = replace(usual, compression_warmup_rounds=usual.usual_compression_warmup_rounds)
-    return {field.name: said(getattr(usual, field.name)) for field in dataclasses.fields(usual)} | DEFAULT_OF_FIELD
+    return {field.name: format_value(getattr(usual, field.name)) for field in dataclasses.fields(usual)} | DEFAULT_OF_FIELD
 
 
 def _policy_defaults() -> Mapping[str, str]:
@@ -158,9 +159,9 @@ def _policy_defaults() -> Mapping[str, str]:
     by_rule = job_presets.RULE_TERMS.items() - job_presets.PPO_TERMS.items()
     own = {field.name: field.default for field in dataclasses.fields(PpoSettings)}
     return (
-        {name: f"{said(value)}" for name, value in job_presets.PPO_TERMS.items()}
-        | {name: f"{said(own[name])}; {said(value)} by a rule" for name, value in by_rule}
-        | {name: f"{value}; {said(own[name])} by a rule" for name, value in usual.items() if name != "stop_token"}
+        {name: f"{format_value(value)}" for name, value in job_presets.PPO_TERMS.items()}
+        | {name: f"{format_value(own[name])}; {format_value(value)} by a rule" for name, value in by_rule}
+        | {name: f"{value}; {format_value(own[name])} by a rule" for name, value in usual.items() if name != "stop_token"}
         | {"stop_token": usual["stop_token"]}
     )
 
@@ -195,13 +196,13 @@ def _derived_rows() -> Iterator[tuple[str, str]]:
         after = JobSpec(name="usual", **complete_fields({"audit": AuditMode.OFF} | fields))
         names = [field.name for field in dataclasses.fields(JobSpec)]
         changed = {name for name in names if getattr(before, name) != getattr(after, name)}
-        defaults = [f"`{name}={said(getattr(after, name))}`" for name in sorted(changed - {*fields, "warmup_rounds"})]
+        defaults = [f"`{name}={format_value(getattr(after, name))}`" for name in sorted(changed - {*fields, "warmup_rounds"})]
         if "warmup_rounds" in changed:
             defaults.append("`warmup_rounds`: a twentieth of the rounds, at most 30")
         if given == {"audit": "sampled"}:
             defaults.append(f"`final_full_audit_rounds={job_spec.CLOSING_ROUNDS}`, or a third of fewer than 30 rounds")
         yield ", ".join(f"`{name}={value}`" for name, value in given.items()), ", ".join(defaults)
-    yield "`audit` is not `full`, and no other row names a rule", f"`rule={said(before.rule)}`"
+    yield "`audit` is not `full`, and no other row names a rule", f"`rule={format_value(before.rule)}`"
     yield "more than one bit, one local step, estimates, another outer optimizer, or a base", "`compression_warmup_rounds=0`"
 
 
@@ -213,8 +214,10 @@ def _typed(name: str, value: Any) -> Any:
 def _columns(presets: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the lines of a table with a column for each preset and a row for each field that any preset sets."""
     fields = [field.name for field in dataclasses.fields(JobSpec) if any(field.name in preset for preset in presets.values())]
-    rows = [(f"`{name}`", *(said(preset[name]) if name in preset else "–" for preset in presets.values())) for name in fields]
-    return _table(("field", *presets), rows)
+    rows = [
+        (f"`{name}`", *(format_value(preset[name]) if name in preset else "–" for preset in presets.values())) for name in fields
+    ]
+    return table(("field", *presets), rows)
 
 
 def _values(name: str, hint: Any) -> str:
@@ -255,8 +258,3 @@ def _float_values(name: str) -> str:
     if name in ppo.WEIGHTS:
         return f"0–{ppo.WEIGHT_MAX:g}"
     return MODEL_FLOATS[name]
-
-
-def _table(heading: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
-    heading = tuple(heading)
-    return [f"| {' | '.join(heading)} |", "|" + "---|" * len(heading), *(f"| {' | '.join(row)} |" for row in rows), ""]

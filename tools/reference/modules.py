@@ -7,6 +7,8 @@ import re
 import tomllib
 from pathlib import Path
 
+from tools.reference import table
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -33,6 +35,6 @@ def render() -> str:
         files = {file.name: ast.get_docstring(ast.parse(file.read_text())) or "" for file in sorted(folder.glob("*.py"))}
         if package := files.pop("__init__.py", ""):
             parts.append(package.split("\n\n")[0] + "\n")
-        if rows := [f"| `{name}` | {first_sentence(text).replace('|', chr(92) + '|')} |" for name, text in files.items()]:
-            parts += ["| module | contents |", "|---|---|", *rows, ""]
+        if files:
+            parts += table(("module", "contents"), ((f"`{name}`", first_sentence(text)) for name, text in files.items()))
     return "\n".join(parts).rstrip() + "\n"

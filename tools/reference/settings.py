@@ -20,18 +20,7 @@ sources, and its output is a valid file.
   variables and on the command line, commas separate the items of a list.
 - `peer join` and `peer init` store the settings of their command line in `peer.toml` for later runs.
 
-## Log lines
-
-At the level `info` the log has one line for each closed round, each link that came or went, and each rare event:
-
-    2026-11-24T10:15:04.120+01:00 INFO round 3: accepted 2yhk6q3a, rejected q7xp5e4d (replay)
-
-With `log_format = "json"` the same line is an object:
-
-    {"at": "2026-11-24T10:15:04.120+01:00", "level": "info", "kind": "round", "text": "round 3: accepted …", "job": "9f…", …}
-
-`kind` is the kind of the event (`round`, `member`, `peer`, `job`, `warning`, `evidence`, …), or `log` for other lines. Peers
-are whole peer ids, and other hashes are hexadecimal.
+[Events, alerts and refusals](events.md#the-log) shows the lines of the log in both formats.
 """
 
 

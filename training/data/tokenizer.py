@@ -130,8 +130,7 @@ def _package() -> Any:
     try:
         import tokenizers  # imported late, since byte-level jobs do not need the 15 MB of this package
     except ModuleNotFoundError:
-        way = "run `pip install 'folkmoot[train]'`, or train on bytes"
-        raise UserError(f"the package tokenizers is not installed: {way}") from None
+        raise UserError("the package tokenizers is not installed: run `pip install tokenizers`, or train on bytes") from None
     return tokenizers
 
 

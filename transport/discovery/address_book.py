@@ -84,7 +84,8 @@ class AddressEntry:
 
     def describe_failure(self, now: float) -> str:
         tries = "1 try" if self.failures == 1 else f"{self.failures} tries"
-        expected, pause = f"{short_id(self.peer)}, " if self.peer else "", math.ceil(max(0.0, self.next_at - now))
+        expected = f"{short_id(self.peer)}, " if self.peer and short_id(self.peer) not in self.reason else ""
+        pause = math.ceil(max(0.0, self.next_at - now))
         return f"cannot reach {self.address}: {self.reason} ({expected}{tries}), next try in {pause} s"
 
 

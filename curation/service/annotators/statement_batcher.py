@@ -128,7 +128,7 @@ class StatementBatcher:
         try:
             await self._desk.submit_transaction("curation/statements", batch)
         except UserError as error:
-            self._desk.log_event(f"a batch of {batch.size} annotators' statements was refused: {error}")
+            self._desk.log_event(f"a batch of {batch.size} annotators' statements was not decided: {error}")
             false = await trio.to_thread.run_sync(self._false, taken)
             self._drop(false)
             if left := [entry for entry in taken if entry not in false]:

@@ -282,8 +282,10 @@ async def export(asked: CommandContext[PeerApi]) -> None:
         """,
 )
 async def evaluate(asked: CommandContext[PeerApi]) -> None:
+    from peer.features import require_engine
     from training.formats.huggingface_model import is_model_folder
 
+    require_engine("pytorch", "evaluate runs a model")
     options = asked.options
     folder, text = (Path(said).expanduser().absolute() for said in (options.model, options.text))
     with tempfile.TemporaryDirectory(prefix="folkmoot-evaluate-") as scratch:

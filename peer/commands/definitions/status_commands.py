@@ -9,6 +9,7 @@ from features import exit_statuses
 from features.command_arguments import LAST_COUNT, Argument, parse_integer_in
 from features.commands import CommandContext, command, listing_command
 from features.text_tables import KeyValueTable
+from peer.api.alerts import ALERT_KINDS
 from peer.commands import view_tables
 from peer.commands.command_line_parser import help_text
 from protocol.api import AlertView, BlockView, DiskView, EngineView, EventView, PeerApi, PeerState, StatsView, StatusView
@@ -36,6 +37,10 @@ STATE_MEANINGS = {
     PeerState.HALTED: "the peer needs a person, or restores its state",
     PeerState.EXPELLED: "the key of the peer is expelled",
 }
+
+ALERTS_DESCRIPTION = "Each alert is listed as long as its cause lasts:\n\n" + "\n".join(
+    f"- `{cause}`: {kind.meaning}" for cause, kind in ALERT_KINDS.items()
+)
 
 
 def _states_with(status: int) -> str:
@@ -102,24 +107,7 @@ async def log(asked: CommandContext[PeerApi]) -> tuple[EventView, ...]:
 @listing_command(
     "Show alerts for the operator, the most severe first",
     view_tables.show_named_table(view_tables.alerts, "no alerts"),
-    description="""
-        Each alert is listed as long as its cause lasts:
-
-        - `halted`: the peer has stopped.
-        - `disputed`: two histories are certified.
-        - `module-failed`: a module of the program failed. The alert lasts until a restart.
-        - `no-quorum`: too few voters are connected to decide.
-        - `no-spare`: for a minute, no further voter may stop without loss of the quorum.
-        - `disk-low`: less than 4 GiB are free; less than 512 MiB are critical.
-        - `stalled`: there is work, and nothing is decided.
-        - `behind`: the peer has not applied blocks of others.
-        - `no-room`: a job does not fit on the disk.
-        - `worker-gone`: the worker has stopped.
-        - `training-failed`: no update of a job was accepted, or the reward model of a plan is not better than chance. The alert
-          lasts for 1,000 heights.
-        - `no-progress`: a job ended because its last eight rounds accepted no update. The alert lasts for 1,000 heights.
-        - `liar-found`: a member was expelled in the last 1,000 heights, or is suspended.
-        """,
+    description=ALERTS_DESCRIPTION,
 )
 async def alerts(asked: CommandContext[PeerApi]) -> tuple[AlertView, ...]:
     return await asked.api.alerts()
