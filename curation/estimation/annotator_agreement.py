@@ -46,7 +46,10 @@ def agreement_units(kind: QuestionKind, options: int, many: bool, answers: Seque
 
 
 def value_count(kind: QuestionKind, options: int, many: bool) -> int:
-    """Return the number of different values in the units of such a project. The lowest value is 0, or 1 for a rating."""
+    """Return the number of possible values in a unit of a project with this kind of question.
+
+    The lowest value is 0, or 1 for a rating.
+    """
     return BINARY_CLASSES if many or kind is QuestionKind.RANKING else class_count(kind, options)
 
 

@@ -16,7 +16,7 @@ from curation.tasks.answers import Answer
 # strength of a virtual opponent with a win and a loss against each item, so that all strengths are finite
 STRENGTH_ONE: Final = 1 << 20
 BRADLEY_TERRY_TURNS: Final = 200  # number of iterations, after which no strength of 50 items changes by a thousandth
-FIRST, SECOND, TIE = 0, 1, 2  # answers that compare the items of a pair; the fourth answer, "both bad", does not
+FIRST, SECOND, TIE = 0, 1, 2  # answers that compare the items of a pair, unlike the fourth answer "both bad"
 
 Item = TypeVar("Item", bound=Hashable)
 

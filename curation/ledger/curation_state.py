@@ -73,7 +73,7 @@ class ProjectSpec:
     kind: QuestionKind
     options: Options
     many: bool
-    items: Annotated[int, Between(0, RANKED_MAX)]  # items per task: 2 for a pair, 3 to 9 for a ranking, 0 for others
+    items: Annotated[int, Between(0, RANKED_MAX)]  # items per task: 2 for a pair, 3 to 9 for a ranking, 0 for other kinds
     guidelines: Digest | None  # digest of a blob with UTF-8 text, at most GUIDELINES_BYTES_MAX
     votes: Votes  # maximum of votes per task; if it is above 1, a task has at least two votes
     price: Price  # points for each settled task

@@ -130,7 +130,7 @@ class PublicApi:
         return {"project": view.project, "height": height, "alpha": view.alpha or None, "pairs": pairs}
 
     async def export_project(self, project: bytes, format: str) -> FileReply:
-        """Return an export as an unnamed file, which disappears when it is closed."""
+        """Return an export as a temporary file, which is deleted when it is closed."""
         require_project(self._state, project)
         async with self._hold_turn():
             state, found = self._state, require_project(self._state, project)

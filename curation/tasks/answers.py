@@ -36,10 +36,10 @@ _SEPARATORS: Final = (";", ",", "|", "\n")  # characters that separate several o
 
 
 class QuestionKind(enum.StrEnum):
-    LABEL = "label"  # [option]; with `many`, several options, ascending
-    RATING = "rating"  # [1..n] for n options
-    PAIR = "pair"  # [0 the first item, 1 the second, 2 a tie, 3 both bad]
-    RANKING = "ranking"  # the items' numbers, the best first
+    LABEL = "label"  # answer [option]; with `many`, all chosen options in ascending order
+    RATING = "rating"  # answer [rating], from 1 to n for n options
+    PAIR = "pair"  # answer [0] the first item is better, [1] the second item is better, [2] a tie, or [3] both items are bad
+    RANKING = "ranking"  # answer: numbers of all items, the best item first
 
 
 def options_problem(kind: QuestionKind, options: tuple[str, ...], many: bool) -> str | None:

@@ -114,7 +114,7 @@ class AnswerOpenings:
     def _commit(self, kept: UnopenedAnswer) -> AnswerCommitment:
         secret = codec.encode(OpeningSecret(kept.salt, kept.answer))
         seals = tuple(seal(key, secret) or b"" for key in self._keepers(kept.assignment, self._desk.me))
-        # exists: only leased assignments are answered
+        # the row exists, because only leased assignments are answered
         row = self._desk.state.module_state(CurationState).assignments[kept.assignment]
         return AnswerCommitment(kept.assignment, row.annotator, kept.commitment, kept.signature, seals)
 
