@@ -26,7 +26,7 @@ class PreferencesView:
 class StageView:
     objective: str
     job: str
-    state: str  # "waiting", "running", "paused", "measuring", "finished" or "failed"
+    state: str  # "waiting", "running", "paused", "measuring", "finished", "failed" or "forgotten"
     round: int  # number of rounds that the model includes
     rounds: int
     model_root: str
