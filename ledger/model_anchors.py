@@ -76,7 +76,7 @@ UNDO_REASON_TEXTS = {
 
 
 def format_undone_rounds(undone: UndoneRounds, name: Callable[[bytes], str] = short_id) -> str:
-    """Return a sentence about a rollback, for people. `name` returns the name of the trainer with a given key."""
+    """Return a sentence for people: the rounds that a rollback undid, and its reason. `name` maps a trainer's key to its name."""
     which = f"rounds {display_round_number(undone.first)} to {display_round_number(undone.last)} are"
     if undone.first == undone.last:
         which = f"round {display_round_number(undone.first)} is"

@@ -75,8 +75,8 @@ class VerifiedRow:
     """
 
     genesis: Genesis
-    height: int  # height after whose block the state contains the row
-    certified: VerifiedHeader  # header of the next block, which names the root of that state
+    height: int  # height of the last block in the proven state: the ledger's state that the row belongs to
+    certified: VerifiedHeader  # header of the next block, which contains the root of the proven state
     voters: VoterSet  # voters that decided the next block
     voter_set_change_count: int  # number of changes of the voter set since the genesis
     version: int  # version of the module that has the table

@@ -581,9 +581,10 @@ class JobRpc(Protocol):
         """
 
     async def request_rollback(self, job: str, round: int) -> str:
-        """Request the return of a job to the anchor JOB@round, which a quorum of voters must request.
+        """Vote to roll back a job to the anchor JOB@round. This peer must be a voter.
 
-        The number of the open round withdraws this peer's request.
+        The job returns to the anchor when a quorum of voters has requested it. If `round` is the open round, the call withdraws
+        this peer's request instead.
         """
 
 

@@ -36,7 +36,7 @@ class StageView:
     preferences: PreferencesView | None = None  # origin of the preferences, for a reward model or `dpo`
     start_refusal: str = ""  # reason for which the due job was refused; each block tries the start again
     held_out_nats: float | None = None  # for the objective `instruct`: nats per token of held-out responses
-    notes: tuple[str, ...] = ()  # notes for people: numbers of lines that were left out or shortened
+    notes: tuple[str, ...] = ()  # notes for people, such as how many lines were left out or shortened
     measured_rounds: int | None = None  # number of rounds that the measured model includes; None: no model was measured
     held_out_pairs: int | None = None  # pairs in the accuracy, without ties
     held_out_interval: tuple[float, float] | None = None  # 95 % interval of the accuracy

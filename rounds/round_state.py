@@ -581,8 +581,8 @@ def why_round_certificate_invalid(
 ) -> str | None:
     """Return why a certificate with verified signatures is invalid, or None. All peers get the same result.
 
-    `said` are the certificate's vouches, each after its signer. Raises `RemoteProtocolError` if a ballot or vouch does not count
-    in this round.
+    `said` are the certificate's vouches as (signer, vouch) pairs. Raises `RemoteProtocolError` if a ballot or vouch does not
+    count in this round.
     """
     for parts in (closing.ballots, closing.cut_offs, closing.proposals):
         if any(left.signer >= right.signer for left, right in pairwise(parts)):

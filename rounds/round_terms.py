@@ -52,10 +52,16 @@ class RoundTerms:
         return next((voter for key, voter in self.voting_keys if key == trainer), trainer)
 
     def outnumber_faulty_voters(self, trainers: Iterable[bytes]) -> bool:
-        """Return whether at least f + 1 of these trainers vote, or all trainers that vote in the round if these are fewer.
+        """Return whether these trainers include more voters than f, the number of tolerated faulty voters.
 
-        f bounds the number of faulty voters. Trainers that do not vote are not counted, since one liar may have invited many. If
-        no trainer votes, all trainers count as voters.
+        At least one of f + 1 voters is honest. Trainers that are not voters do not count, because one dishonest member may have
+        invited many of them. Two cases have fewer voters:
+
+        | voters among all trainers of the round | the result is true if `trainers` include |
+        |----------------------------------------|------------------------------------------|
+        | f + 1 or more                          | f + 1 of these voters                    |
+        | 1 to f                                 | all of these voters                      |
+        | none                                   | f + 1 trainers, or all of the round      |
         """
         voting = {self.voting_key(trainer) for trainer in self.trainers} & self.voters or self.trainers
         among = {self.voting_key(trainer) for trainer in trainers} & voting

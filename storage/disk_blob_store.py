@@ -28,7 +28,7 @@ from storage.multipart_objects import LIST_SUFFIX, MultipartStore, PartWriter
 from transport.blobs.blob_store import MissingParts
 
 PIN_SUFFIX = ".lent"  # suffix of a note file, which lists the rounds that a blob is lent to
-UNFINISHED_SUFFIX = ".made"  # suffix of the folder of a round while its links are made
+UNFINISHED_SUFFIX = ".made"  # suffix of a round's folder until all its hard links exist
 JOB_BYTES = 16  # bytes of a job's id in the name of a round's folder: enough to distinguish jobs
 
 # A function of digest and bytes: if the bytes are the list of parts of this object, it stores them and returns true.
@@ -47,7 +47,7 @@ class DiskBlobStore:
         self._borrowed: set[bytes] = set()  # digests of lent blobs that were not stored before they were lent
         self._loans_lock = threading.RLock()
         self._expected_to_pass: dict[bytes, frozenset[object]] = {}  # owners of temporary blobs, by digest
-        self._together: dict[bytes, Path] = {}  # by digest, the folder of a round with a link to the blob
+        self._together: dict[bytes, Path] = {}  # digest -> folder of a round with a hard link to the blob
         self._whole: set[Path] = set()  # folders of rounds that this process has written or verified
         self._together_lock = threading.Lock()  # training retains rounds and audits delete rounds, in different threads
         self._numbers = itertools.count()
@@ -147,7 +147,7 @@ class DiskBlobStore:
             os.replace(file, path)
             sync_directory(path.parent)
 
-    # Lists and parts, which are transferred like blobs
+    # Parts of objects, and lists of parts. Both are transferred like blobs.
 
     def piece_size(self, digest: bytes) -> int | None:
         """Return how many bytes the piece with this digest has: a part, the list of an object with parts, or any other blob."""
@@ -243,7 +243,10 @@ class DiskBlobStore:
         return self._kept / f"{digest.hex()}{PIN_SUFFIX}"
 
     def _load_pins(self) -> None:
-        """Read the notes of loans. A note that a crash left incomplete is ignored, and its blob stays."""
+        """Restore the loans of blobs to rounds from the note files.
+
+        A note that a crash left incomplete is ignored. Its blob counts as a kept blob.
+        """
         for note in self._kept.glob(f"*{PIN_SUFFIX}"):
             with explain_os_errors(note, "read"), contextlib.suppress(ValueError):
                 rounds = frozenset((bytes.fromhex(job), int(number)) for job, number in json.loads(note.read_text()))
@@ -312,9 +315,9 @@ class DiskBlobStore:
     # Blobs of a round, which are deleted together
 
     def retain_round(self, job: bytes, round: int, digests: Iterable[bytes]) -> None:
-        """Link the blobs with these digests, as far as they are stored, into the round's folder, durably.
+        """Make durable hard links to the stored blobs with these digests in the round's folder.
 
-        They stay until `delete_rounds`.
+        The blobs stay until `delete_rounds`.
         """
         folder = self._passing / _folder_name(job, round)
         with self._together_lock, self._parts.pause_sweeps(), explain_os_errors(folder), crash_points("blob"):

@@ -535,8 +535,8 @@ class JobSpec:
         raise UserError(f"job {self.name[:NAME_CHARACTERS_MAX]!r}: {_ON_THE_WIRE.sub('', problem)}")
 
 
-# Specifications are cached, since every block needs the terms of all jobs in the state, at most 164. `known` is part of the
-# cache's key, since features may add objectives and layers between two calls.
+# The cache holds all specifications in the ledger, at most 164, because every block needs their terms. `known` are the registered
+# objectives and layers. They are part of the cache's key, because features may register further ones between two calls.
 @lru_cache(maxsize=DECODED_KEPT_MAX)
 def _decoded(data: bytes, known: tuple[str, ...]) -> JobSpec:
     spec = codec.decode(JobSpec, data)

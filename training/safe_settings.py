@@ -25,8 +25,10 @@ from training.job_spec import (
 )
 
 LOST_MAX: Final = 2.0  # largest accepted loss of accuracy, in percentage points
-WORSE_MAX: Final = 1.05  # largest accepted factor by which attacks raise the held-out loss of a language model
-POISONED_MAX: Final = 1.03  # the same factor with sampled audits, which later find the liar
+# Largest accepted factor by which an attack raises the held-out loss of a language model, in jobs without audits.
+WORSE_MAX: Final = 1.05
+# Largest accepted factor in jobs with sampled audits, which find a dishonest trainer only after its update was applied.
+POISONED_MAX: Final = 1.03
 OFF: Final = "audit 'off'"
 NOBODY_LIES: Final = "byzantine_max 0 if no trainer is faulty"
 ACCEPTED: Final = "accept the risk with --accept-risk"

@@ -61,11 +61,11 @@ class TextGenerations:
     def next_slice(
         self, request: worker_protocol.GenerateRequest, begin: Callable[[], TextGeneration]
     ) -> worker_protocol.GenerateReply:
-        """Return the text's next slice.
+        """Return the next slice of the requested text.
 
-        A text that is not in memory, for example after a restart, is generated again from its start. Its first `told_characters`
-        characters are skipped, since they are the same as before. An exception drops the text, for example when nobody waits for
-        it any more.
+        A text that is not in memory, for example after a restart, is generated again from its start by `begin`. The first
+        `told_characters` characters are the same as before, so they are skipped. An exception in the generation drops the text
+        from memory. This happens, for example, when no reader waits for the text.
         """
         text = self._open.pop(request.text_number, None)
         if text is None or text.told != request.told_characters:

@@ -207,8 +207,10 @@ class ProposeRequest(WorkerRequest[ProposeReply]):
     buffer_out: Path  # file for the new buffer, which the daemon makes durable together with the payload
     previous_inner: Path | None = None  # inner state of the trainer's last accepted proposal; None: a fresh state
     inner_out: Path | None = None  # file for the new inner state, if the job keeps inner states
-    declared_out: Path | None = None  # folder for the declaration's blobs, created empty, if the objective has declarations
-    # A declaration that the steps follow, with its files in `declared_out`; None: the engine makes a new one.
+    # Folder for the blobs of the declaration; None: the objective has no declarations. A declaration is the objective's own
+    # record in a proposal, for example the responses of a PPO round. The worker empties the folder before it makes a new one.
+    declared_out: Path | None = None
+    # Declaration that the local steps use, with its files in `declared_out`; None: the engine makes a new declaration.
     declared: DeclarationFiles | None = None
 
     @property

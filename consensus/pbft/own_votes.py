@@ -1,40 +1,48 @@
-"""This voter's own statements, at most one per slot. `RollbackCheck` detects statements that a disk in an older state has lost.
+"""This voter's own statements, at most one per slot, and a check for lost ones.
 
-Before its first signature, a voter asks the other voters for its own statements, which they remember. The voter signs after q
-voters, itself included, have answered, and only at heights above those for which its log seems to lack statements.
+A voter loses statements if its disk returns to an earlier state, for example from a backup. `RollbackCheck` detects such a loss.
 
-Safety does not depend on this check. A voter whose disk was rolled back is one of the f faulty voters, and any two quorums still
-share an honest voter that lost nothing. The check keeps the voter from contradicting itself, for which it would be expelled:
+Before its first signature, a voter asks the other voters for its own statements, which they remember. Each answer also contains
+the height at which that voter works: its claim. The voter signs again after q voters, itself included, have answered. It signs
+only at heights above those for which its log seems to lack statements.
+
+Safety does not depend on this check. A voter whose disk was rolled back is one of the f faulty voters. Any two quorums still
+share an honest voter that lost nothing. The check keeps the voter from signing statements that contradict its lost ones, because
+the network expels a voter for them:
 
 - *Decided blocks.* q voters committed a decided block, and q voters have answered. These two groups share f + 1 voters, and so f
-  voters beside this one. The honest voters among these f have decided the block, or they have a prepare certificate for it and
-  send the certificate before their answer. This voter then has its lost certificate again. An answer from a later height counts
-  when this voter reaches that height. If the height is too far ahead to keep its certificate, the voter asks again.
+  voters beside this one. Each honest voter among these f has decided the block or has a prepare certificate for it. It sends this
+  certificate before its answer, so this voter has its lost certificate again. An answer from a later height counts when this
+  voter reaches that height. If the height is too far ahead to keep its certificate, this voter asks again.
 - *Statements at an open height.* Links deliver in order or break. Honest voters have therefore received this voter's statements,
-  and return them. A returned statement that the log lacks proves a loss, but not its size: the voter that returned the statement
-  may be one height behind. This voter is therefore silent at the height of the statement and at the next height.
+  and return them. A returned statement that the log lacks proves a loss. It does not prove how many statements are lost, because
+  the voter that returned it may be one height behind. This voter is therefore silent at the height of the statement and at the
+  next height.
 - *Progress of the other voters.* Voters remember the statements of the open height and of the last two decided heights. They
-  still return a statement after the decisions of its height and of the next one. All earlier heights are decided and certified.
-  This voter signs nothing below the (f+1)-th highest claimed height, which an honest voter has reached.
+  therefore return a statement even after the decisions of its height and of the next one. All earlier heights are decided and
+  certified. This voter signs nothing below the (f+1)-th highest claim, because an honest voter has reached that height.
 
-A copy of the disk on another machine signs with the same key. Each statement of the copy looks like a loss. Three checks detect
-the copy:
+A copy of the disk on another machine signs with the same key. To this voter, each statement of the copy looks like a lost one.
+Three checks detect the copy:
 
 - *A silent voter asks at each height.* While a voter is silent, its check starts again at every height. The voter therefore
   learns of the copy's signatures before it signs anything itself.
-- *Heights above our start.* Let H be the first height at which this process has enough answers from voters at H or below: answers
-  of n − q + f + 1 other voters, or of all. Earlier processes of this voter then signed nothing above H + 1. Proof: a signature at
-  height x needs the decision of x − 1. At least q − 1 other voters therefore committed x − 1 before they answered us. They share
-  more than f voters with those that answered. One of these is honest and answered after its commit of x − 1, hence x − 1 ≤ H. A
-  signature above H + 1 that our log lacks is therefore from another machine. The voter stops for good, because both machines
-  would soon sign two messages for one slot. Fewer answers prove nothing. The voter is then silent, as after any loss.
-- *A link with our own key.* The peer dials an address that is announced for its own key. If another process at that address
-  proves the key, it is on another machine (`inputs.DuplicateIdentityInput`). This check needs no signature of the copy, so it may
-  detect the copy before it signs.
+- *Heights above the start.* Enough answers are those of n − q + f + 1 other voters, or of all. Let H be the first height at which
+  this process has enough answers from voters at H or below. Earlier processes of this voter then signed nothing above H + 1.
+  Proof: A signature at height x needs the decision of x − 1. At least q − 1 other voters therefore committed x − 1 before they
+  answered. They share more than f voters with those that answered. One of these is honest and answered after its commit of x − 1,
+  hence x − 1 ≤ H. A signature above H + 1 that the log lacks is therefore from another machine. This voter then stops for good,
+  because both machines would soon sign two messages for one slot. Fewer answers prove nothing. This voter is then silent, as
+  after any loss.
+- *A link with this voter's key.* The peer dials an address that is announced for its own key. If another process at that address
+  proves the key, it is on another machine (`inputs.DuplicateIdentityInput`). This check needs no signature of the copy. It may
+  therefore detect the copy before the copy signs.
 
-f faulty voters cannot silence a voter: the (f+1)-th highest claim is not above all honest claims, a returned statement needs the
-voter's signature, and n − f ≥ q honest voters answer. One gap remains: a voter that restarted knows only certificates and its own
-records. If all voters that answer have restarted, our votes that entered no certificate are lost.
+f faulty voters cannot silence this voter, for three reasons. The (f+1)-th highest claim is not above all honest claims. A
+returned statement needs this voter's signature. The n − f honest voters answer, and they are at least q.
+
+One gap remains: a voter that restarted knows only certificates and its own records. If all voters that answer have restarted,
+those statements of this voter that entered no certificate are lost.
 """
 
 from __future__ import annotations

@@ -143,7 +143,10 @@ class ReplicaState:
         return self.height <= self._anchor_height
 
     def _is_below_anchor(self, book: HeightVoteSet) -> bool:
-        """Return whether the vote set's height is at or below that of the trusted block, so that its voters may be retired."""
+        """Return whether the vote set's height is at or below the height of the trusted block.
+
+        The voters of such a height may have retired. Their signatures then prove nothing about the current voters.
+        """
         return book.height <= self._anchor_height
 
     @property

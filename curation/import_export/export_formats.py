@@ -37,7 +37,10 @@ class ExportFormat:
 
 
 def label_record(asked: ProjectSpec, row: TaskRow, text: AnnotationTask | None, votes: Iterable[Assignment | None]) -> Line:
-    """Return the line of a settled task. `text` is None if this peer lacks its page. `votes` are all assignments of the task."""
+    """Return the exported line of a settled task: its label, its text and its opened answers.
+
+    `text` is None if this peer lacks the page of the task. `votes` are all assignments of the task, also those without an answer.
+    """
     assert row.label is not None
     line: Line = {
         "task": task_id(row.project, row.number).hex(),

@@ -320,10 +320,10 @@ class CurationModule(Module[CurationState]):
         work.enqueue_expiry("enrolments", wish.annotator, context.time_ms + ENROLMENT_MS)
 
     def _lease(self, work: CurationChanges, wish: LeaseRequest, peer: bytes, context: BlockContext, wished: set[bytes]) -> None:
-        """Lease tasks for an annotator. A batch may have one request per annotator.
+        """Lease tasks to an annotator. A batch may contain one lease request per annotator.
 
-        `wished`: annotators with an earlier request in the batch. A request that finds no task is the most expensive request. The
-        rule keeps one annotator from filling a batch with 512 of them.
+        `wished` are the annotators with an earlier request in the batch. A request that finds no free task costs the most time.
+        Without the limit of one request, one annotator could fill a batch with 512 such requests.
         """
         person = work.annotators.get_record(wish.annotator)
         if person is None:

@@ -124,7 +124,10 @@ class CurationChanges:
         self.changed_fields[name] = replace(queue, last=queue.last + 1)
 
     def pop_expired(self, name: str, now_ms: int, most: int) -> Iterator[bytes]:
-        """Remove at most `most` expired entries from a queue, and yield their assignments, in `enrolments` annotators."""
+        """Remove at most `most` expired entries from a queue, and yield their ids.
+
+        An id names an annotator in the queue `enrolments`, and an assignment in the other queues.
+        """
         for _ in range(most):
             queue = self.expiry_queue(name)
             if queue.first == queue.last:

@@ -227,7 +227,7 @@ def _close_windows(tables: AuditTables, closed: int, now_ms: int | None) -> None
 
 
 def end_windows(tables: AuditTables, now_ms: int | None) -> None:
-    """Lapse reports and end disputes whose window is over.
+    """Let reports lapse and end disputes after the end of their windows.
 
     `now_ms` is the parent block's time; None: windows depend on rounds alone.
     """

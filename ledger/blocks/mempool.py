@@ -33,7 +33,8 @@ SELECTION_PASSES_MAX = 4
 # Refusals of one member's transactions in the selection for one block, after which its other transactions are skipped. An
 # honest member has one transaction per nonce, so at most one refusal in a pass.
 REFUSED_PER_MEMBER_MAX = 2 * SELECTION_PASSES_MAX
-# Waiting transactions of one member, a quarter of a block: a flood from one member must not displace other members.
+# Maximum number of waiting transactions of one member, about a quarter of a block. A flood from one member therefore does not
+# displace the transactions of other members.
 PENDING_PER_MEMBER_MAX = 256
 PENDING_BYTES_PER_MEMBER_MAX = 4 << 20  # bytes of one member's waiting transactions: 16 of the largest, or 256 of 16 kB
 # Bytes of all waiting transactions: thirty members at their quota would otherwise fill a small machine.
@@ -259,9 +260,10 @@ class Mempool:
         count_max: int = TRANSACTIONS_PER_BLOCK_MAX,
         first: Set[bytes] = frozenset(),
     ) -> tuple[Signed, ...]:
-        """Return transactions for the next block, in an order in which all apply. Transactions in `first` come first.
+        """Return transactions for the next block, in an order in which each transaction applies after the earlier ones.
 
-        A transaction of `first` is omitted only if it does not fit, or does not apply, after all the chosen ones.
+        The selection tries transactions with digests in `first` before all others. It omits such a transaction only if the
+        transaction does not fit or does not apply after all chosen transactions.
         """
         selection = TransactionSelection(rules, state, size_max, count_max)
         waiting = sorted(self._waiting.values(), key=lambda entry: (entry.digest not in first, entry.nonce))

@@ -76,14 +76,15 @@ class KeyProof:
     """A proof that a table contains a row of a key, or that it contains none."""
 
     siblings: Siblings
-    other: OtherLeaf | None  # another row that is alone in a subtree with the key's path; None: there is none
+    # The only row of a subtree that includes the path of the key, if this row has another key; None: there is no such row.
+    other: OtherLeaf | None
 
 
 @dataclass(frozen=True, slots=True)
 class RangeProof(KeyProof):
     """A proof of all rows in a range, in order of their paths.
 
-    `other` is a row outside the range that is alone in a subtree around the range.
+    `other` proves that the range has no rows: it is the only row of a subtree that includes the range, and lies outside it.
     """
 
     rows: Annotated[tuple[tuple[RowKey, RowValue], ...], Length(0, RANGE_ROWS_MAX)]

@@ -282,9 +282,10 @@ async def _run_lines(api: PeerApi, show: Print, *, attached: bool) -> int:
 
 
 class NotificationFilter:
-    """A filter of events for the prompt, with a limit per minute by the events' own times.
+    """A filter of the events that the prompt shows.
 
-    It drops events that an answer already shows.
+    It drops events that the answer to a command already shows. It also limits the events per minute, by the times at which they
+    occurred.
     """
 
     def __init__(self, me: str = "") -> None:

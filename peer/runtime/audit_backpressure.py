@@ -109,19 +109,23 @@ def audit_bytes_of(spec: bytes) -> int:
 
 
 class AuditBackpressure:
-    """The wait of this trainer before each proposal. `run` measures the uplink; it is called once."""
+    """Backpressure on this trainer: a proposal waits until the uplink can serve the auditors in time.
+
+    `run` measures the uplink. It is called once.
+    """
 
     def __init__(self, me: bytes, network: ConnectionManager, applied: CurrentState) -> None:
         self._me, self._network, self._applied = me, network, applied
         self._uplink = AuditBacklog()
 
     async def run(self) -> None:
+        """Measure the uplink once a second until cancelled."""
         while True:
             self._uplink.record_second(*self._shown())
             await trio.sleep(1.0)
 
     def _shown(self) -> tuple[Mapping[bytes, int], Mapping[bytes, Audits]]:
-        """Return (auditor -> bytes that it has received, auditor -> its audits with their bytes)."""
+        """Return two maps: auditor -> bytes sent to it for audits, and auditor -> its audits with the bytes that each fetches."""
         state, awaited = self._applied.current, dict[bytes, Audits]()
         for auditor, due in awaited_auditors(self._me, state).items():
             awaited[auditor] = {(job, place): audit_bytes_of(state.jobs.jobs[job].spec) for job, place in due}

@@ -48,14 +48,16 @@ T = TypeVar("T")
 
 log = logging.getLogger("peer")
 
-LOOKBACK_ROUNDS = 8
+LOOKBACK_ROUNDS = 8  # earlier rounds whose losses define the usual loss and the usual change
 KNOWN_MIN = 4  # least number of earlier losses: with fewer, a jump of the loss cannot be distinguished from chance
-# Least factor of a jump over the usual loss: the mean loss over ten batches of 1,024 bytes changes by 3 % between rounds, and the
-# loss over one batch by 7 %.
+# A jump is a loss of at least this factor times the usual loss. Between honest rounds, the mean loss of ten batches of 1,024
+# bytes changes by 3 %, and the loss of one batch by 7 %.
 SPIKE_FACTOR = 1.1
-# Least jump as a multiple of the usual change between rounds: with one batch, one honest round in seventy exceeds it.
+# A jump also exceeds the usual loss by this many usual changes between rounds. With one batch, this holds for one honest round in
+# seventy.
 SPIKE_CHANGES = 4
-# Bound of SPIKE_CHANGES usual changes, as a fraction of the usual loss: faulty trainers can increase the changes at will.
+# Upper bound of these SPIKE_CHANGES changes, as a fraction of the usual loss. Without it, faulty trainers could hide a jump
+# behind large changes.
 CHANCE_MAX = 1 / 3
 
 
@@ -124,7 +126,7 @@ class WithheldDeadlines:
 
     def __init__(self, driver: Driver, scheduler: AuditScheduler) -> None:
         self._driver, self._scheduler = driver, scheduler
-        # True while decided blocks wait to be applied: this peer then cannot measure the duration of rounds.
+        # True while this peer must still apply decided blocks. It cannot measure the duration of rounds in this time.
         self.is_behind = True
         self._entered: dict[bytes, int] = {}  # job -> open round when this peer had applied all decided blocks
 

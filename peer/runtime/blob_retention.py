@@ -61,7 +61,8 @@ class PayloadPruner:
     # (job, round) -> accepted payloads, for recent rounds.
     _lately: dict[tuple[bytes, int], Sequence[bytes]] = field(default_factory=dict)
     _jobs: Set[bytes] = frozenset()  # jobs in the state of the last call
-    _forgotten: dict[bytes, tuple[int, int]] | None = None  # forgotten job with payloads -> (last round, height of its block)
+    # Forgotten job with payloads -> (its last closed round, height of the block that closed this round). None: not loaded yet.
+    _forgotten: dict[bytes, tuple[int, int]] | None = None
 
     async def run(self) -> None:
         """Delete unneeded payloads after each closed round, but not while an export copies payloads."""

@@ -186,9 +186,9 @@ def find_newline_token(base: str, pieces: Tokenizer) -> int:
 class TruncationSide(enum.StrEnum):
     """The end at which a record's text is cut if it is longer than the model's context."""
 
-    NOTHING = ""  # No text is cut: a record that is too long is invalid.
-    LEFT = "left"  # The beginning of the prompt is cut.
-    RIGHT = "right"  # The end of each response is cut.
+    NOTHING = ""  # No text is cut, and a record that is too long is invalid.
+    LEFT = "left"  # The prompt loses tokens at its beginning.
+    RIGHT = "right"  # Each response loses tokens at its end.
 
 
 def prepare_records(

@@ -102,11 +102,11 @@ class _Character:
 
 
 class _LeetReading(enum.Enum):
-    """Three ways to read the digits and symbols of a text."""
+    """The three ways to read digits and symbols in a text that may be leetspeak."""
 
-    NUMBERS = enum.auto()  # Digits are digits, and symbols are punctuation.
-    NOISE = enum.auto()  # Digits and symbols are punctuation.
-    LETTERS = enum.auto()  # Digits and symbols are letters.
+    NUMBERS = enum.auto()  # A digit is a character of a word, and a symbol is punctuation.
+    NOISE = enum.auto()  # A digit is punctuation, and so is a symbol.
+    LETTERS = enum.auto()  # A digit or symbol stands for a letter.
 
 
 @dataclass(slots=True)

@@ -381,7 +381,7 @@ class PpoObjective(Objective):
     def draw_examples(
         self, job: JobSpecProtocol, step: InnerStep, count: int, data: TokenizedText, declaration: Declaration | None = None
     ) -> npt.NDArray[np.int64]:
-        """Return the numbers of the places that the step uses (`RolloutBatches`)."""
+        """Return the indices of the step's places in `RolloutBatches.order`. A place is one use of a response in a step."""
         import numpy as np
 
         return np.arange(step.number * count, (step.number + 1) * count, dtype=np.int64)
@@ -389,7 +389,7 @@ class PpoObjective(Objective):
     def batch_arrays(
         self, job: JobSpecProtocol, drawn: npt.NDArray[np.int64], data: TokenizedText, declaration: Declaration | None = None
     ) -> tuple[npt.NDArray[Any], ...]:
-        """Return the arguments of `rlhf.pytorch.ppo.ppo_loss` for the drawn places."""
+        """Return the arguments of `rlhf.pytorch.ppo.ppo_loss` for the places with the indices `drawn` (`draw_examples`)."""
         assert declaration is not None and isinstance(declaration.step_data, RolloutBatches)
         known = declaration.step_data
         of_rows = (known.x, known.begin, known.tokens, known.mask, known.old, known.advantages, known.values, known.returns)

@@ -36,7 +36,7 @@ MARKUP: Final = {
     ".rtf": "RTF",
     ".ipynb": "a Jupyter notebook",
 }
-BINARY: Final = (  # first bytes of files that are not text, and the kind for people
+BINARY: Final = (  # (first bytes of a file that is not text, description of its kind for people)
     (b"%PDF", "PDF"),
     (b"PK\3\4", "a ZIP archive, such as .docx or .xlsx"),
     (b"\x28\xb5\x2f\xfd", "compressed with Zstandard"),

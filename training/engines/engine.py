@@ -92,9 +92,10 @@ class EngineBackend(Protocol):
         """The engine's name, under which features register implementations."""
 
     def start_backend(self, resources: EngineResources, command: Sequence[str]) -> None:
-        """Set up the library. `command` is the command line of this process, which also starts helper processes.
+        """Set up the library, and start its helper processes if `resources` request any.
 
-        Raises `UserError` for a device that this machine lacks.
+        `command` is the command line of this process. Helper processes start with the same command line. Raises `UserError` for a
+        device that this machine lacks.
         """
 
     def run_rank(self, resources: EngineResources, rank: int, store: Path, orders: BinaryIO) -> None:

@@ -22,8 +22,8 @@ from training.job_spec import InnerOptimizerKind, JobSpec
 from training.replicated.tensor_layout import BLOCK, Float32Array, TensorInfo, TensorLayout, float32_bytes, layout_of
 from training.transformer import EMBEDDING, OUTPUT_MATRIX
 
-# Summand of the root of AdamW's second moment. With 1e-8, rounding would turn the step of a parameter with such a small gradient,
-# and honest replays on other processors would differ by more than a job tolerates (decision 42).
+# Summand of the root of AdamW's second moment. With 1e-8, rounding would decide the step of a parameter whose gradient is about
+# 1e-8. Honest replays on other processors would then differ by more than a job tolerates (decision 42).
 ADAMW_EPSILON = 1e-6
 # Coefficients of Muon's polynomial, from its blog post: after five steps, singular values above 0.002 are in 0.7..1.2.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)

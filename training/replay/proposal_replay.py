@@ -194,7 +194,7 @@ def compare_update(
 
 
 def known_update(spec: JobSpec) -> ComputeUpdate:
-    """Return a function that computes the updates of an objective without training."""
+    """Return a function that computes the update of an objective without training, with a loss of 0."""
     size, kind = layout_of(spec).size, spec.resolved_objective
     return lambda parameters, job, round, trainer, inner, on_state, *, taken, declaration=None: (
         kind.deterministic_update(job, round, trainer, size),

@@ -140,7 +140,7 @@ def vector_names(spec: JobSpec) -> tuple[str, ...]:
 
 
 def part_names(spec: JobSpec) -> tuple[str, ...]:
-    """Return the names of a model's parts, each of which has its own file: the vectors, and the estimates if the job has any."""
+    """Return the names of a model's parts: its vectors, and the estimates if the job has any. Each part has its own file."""
     return (*vector_names(spec), *((ESTIMATES,) if spec.has_estimates else ()))
 
 

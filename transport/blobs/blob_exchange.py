@@ -583,11 +583,21 @@ class BlobExchange:
         return transfer.is_found and bool(transfer.waits) and not is_hinted
 
     def _preference(self, transfer: _Transfer, peer: bytes) -> tuple[object, ...]:
-        """Return a sort key of a peer. The least is asked first.
+        """Return a sort key of a peer. The peer with the least key is asked first. The first row that differs decides:
 
-        The key prefers peers with few failures, then peers that answer, then peers that were named. A hash spreads the load over
-        equal peers. About the same number of an object's parts is requested from each of its holders. At most one part is
-        requested from a peer that may have no part. If that peer lacks the part, the next request goes to a known holder.
+        | first, for a whole blob                         | first, for a part of an object                            |
+        |-------------------------------------------------|-----------------------------------------------------------|
+        | peers with a shorter pause after failures       | peers that sent fewer parts too slowly                    |
+        | peers that answer                               | peers that answer                                         |
+        | peers that offer a slot                         | peers that offer a slot                                   |
+        | peers that another peer named as a holder       | peers that another peer named as a holder                 |
+        | sources in `preferred`                          | known holders, if an unknown one sends or lacks a part    |
+        |                                                 | peers that send fewer parts of the object now             |
+        |                                                 | known holders of parts                                    |
+        | peers with a smaller hash: it spreads the load  | peers with a smaller hash                                 |
+
+        A known holder has sent a part, or was named as a source. Each one therefore sends about the same number of parts. At most
+        one part at a time is requested from unknown holders. If one lacks the part, the next request goes to a known holder.
         """
         spread, goal = hashlib.sha256(self._me + transfer.digest + peer).digest(), transfer.download
         hint = transfer.named.get(peer) != peer, peer not in transfer.named

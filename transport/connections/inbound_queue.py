@@ -28,7 +28,8 @@ STRANGER_MESSAGES_IN_PROGRESS_MAX = 4
 PAUSE_SECONDS_MIN = 0.001
 
 
-# Consecutive messages of one peer, in a queue for each priority. A run is never empty.
+# A run is a sequence of messages of one peer without another event between them, in one queue for each priority. It is never
+# empty.
 MessageRun = tuple[deque[DataReceived], ...]
 
 

@@ -251,9 +251,16 @@ class AddressBook:
             self.remove_address(address)
 
     def record_wrong_peer(self, address: str, reason: str) -> AddressEntry | None:
-        """Record that the wrong peer answered: another one ("wrong-peer"), or this peer itself ("self").
+        """Record that an unexpected peer answered at an address.
 
-        Return the forgotten entry if other peers may claim its address.
+        | `reason`                        | address                    | effect                                           |
+        |---------------------------------|----------------------------|--------------------------------------------------|
+        | "wrong-peer": another peer      | remembered                 | the book forgets which peer it expected there    |
+        | "wrong-peer"                    | persistent, not remembered | none                                             |
+        | "wrong-peer"                    | not persistent             | the entry is removed and returned                |
+        | "self": this peer itself        | any                        | the entry is removed                             |
+
+        Return the removed entry if another peer may claim the address, otherwise None.
         """
         entry = self._entries.get(address)
         if entry is None:

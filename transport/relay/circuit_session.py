@@ -97,8 +97,8 @@ class RelayWatchdog:
     """A detector of lanes that a relay withholds. It watches one direction of a circuit, at the sender."""
 
     def __init__(self, now: float) -> None:
-        self._arrived = [0, 0, 0]  # arrived bytes by lane, as the peer reports
-        # By lane, time of the last report of new bytes, or the last time when all sent bytes had arrived.
+        self._arrived = [0, 0, 0]  # lane -> arrived bytes, by the last report of the other peer
+        # By lane, the start of its timeout: the last time at which a report contained new bytes, or no report was due.
         self._since = [now, now, now]
 
     def on_arrived(self, arrived: ByPriority, now: float) -> None:

@@ -94,7 +94,7 @@ class ReviewApi:
 
 
 class _ReviewScan:
-    """Scan of a project's tasks for the author's list. It can run in a thread."""
+    """A scan of a project's tasks, for the list that `list_review_tasks` returns. The scan can run in a thread."""
 
     def __init__(self, state: CurationState, key: bytes, project: Project, desk: ServiceContext) -> None:
         self._state, self._key, self._project, self._desk = state, key, project, desk
