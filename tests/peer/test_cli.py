@@ -105,7 +105,7 @@ def peer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
         ("console stats --data-dir /nowhere", "no peer runs on /nowhere"),
         ("console approve abc --data-dir", "expected one argument"),
         ("demo --peers 3", "3 is outside 4..10"),
-        ("demo --malicious 2", "4 voters tolerate 1 dishonest"),
+        ("demo --malicious 2", "4 voters tolerate 1 faulty"),
         ("demo --malicious 2", "--peers 7"),
         ("demo --attack false-challenge", "add --audit sampled"),
         ("demo --malicious 4 --beyond-bound", "at least one of the 4 peers must be honest"),
