@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -150,7 +150,7 @@ class CommandLineParser(argparse.ArgumentParser):
         choice = re.match(r"argument command: invalid choice: '?(.*?)'? \(choose from (.*)\)$", message)
         if choice:
             known = [item.strip(" '") for item in choice[2].split(",")]
-            raise UserError(f"unknown command {choice[1]!r}{suggest_nearest(choice[1], known)}")
+            raise UserError(unknown_command(choice[1], known))
         raise UserError(f"{self.prog}: {message}{self._choices_in(message)}".removeprefix("peer: "))
 
     def _choices_in(self, message: str) -> str:
@@ -214,9 +214,15 @@ def parse_tokens(words: Mapping[str, Command], typed: Sequence[str]) -> argparse
     return make_command_parser(word).parse_args(arguments, argparse.Namespace(command=name))
 
 
+def unknown_command(name: str, known: Iterable[str]) -> str:
+    """Return the error about an unknown command. There are too many commands to list them all in it."""
+    hint = suggest_nearest(name, known)
+    return f"unknown command {name!r}{hint if 'did you mean' in hint else '; `help` lists all commands'}"
+
+
 def find_command(words: Mapping[str, Command], name: str) -> Command:
     if name not in words:
-        raise UserError(f"unknown command {name!r}{suggest_nearest(name, words)}")
+        raise UserError(unknown_command(name, words))
     return words[name]
 
 

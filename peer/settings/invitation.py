@@ -81,7 +81,9 @@ def parse_invitation(text: str) -> InvitationString:
         return invitation
     except (ValueError, zlib.error, RemoteProtocolError):
         shown = text if len(text) <= 24 else f"{text[:16]}…{text[-6:]}"
-        raise UserError(f"{shown!r} is not a complete invitation: paste the whole output of `peer invite`") from None
+        raise UserError(
+            f"{shown!r} is not a complete invitation: paste the whole line of `peer invite` that begins with {INVITATION_PREFIX}"
+        ) from None
 
 
 def make_admission(invitation: InvitationString, newcomer: bytes, name: str) -> AdmitMember:
