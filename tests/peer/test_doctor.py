@@ -406,7 +406,7 @@ def test_another_torch_than_the_one_of_this_program_is_named(monkeypatch: pytest
     [other] = machine.check_train_extra(TRAINER, "pytorch")
     assert other.level is FindingLevel.WARNING and other.advice == "install torch==1.0.0"
     installed = metadata.version("torch").partition("+")[0]
-    assert other.text == f"torch {installed} is installed, this program expects 1.0.0: re-executions may round differently"
+    assert other.text == f"torch {installed} is installed, but this program needs 1.0.0: re-executions may round differently"
 
 
 # The clock ------------------------------------------------------------------------------------------------------------
