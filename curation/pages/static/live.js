@@ -49,7 +49,7 @@ function tellAll(job, rounds) {
 }
 
 const alerts = () => now.alerts.map(({ cause, about, severity, text, since_ms }) => html`<p key=${cause + about} class="notice ${TONES[severity]}" data-severity=${severity}>
-  <b>${severity}:</b> ${about && html`<${Name} of=${about} />`} ${text}, since ${time(since_ms)}</p>`);
+  <b>${severity}:</b> ${about && html`<${Name} of=${about} /> `}${text}, since ${time(since_ms)}</p>`);
 
 // Renders the open round, and the votes on it. Until its first ballot arrives, the votes are those of the last closed round.
 function round(job) {
