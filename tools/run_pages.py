@@ -240,7 +240,8 @@ def report_page(page: Path, show: bool) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Execute the code blocks of pages.")
     parser.add_argument("pages", nargs="*", type=Path, help="files and folders; by default tutorials and how-to pages")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="pages at the same time (default: one for each core)")
+    jobs = (os.cpu_count() or 1) + 1  # a page often waits for a round or a block
+    parser.add_argument("--jobs", type=int, default=jobs, help="pages at the same time (default: one more than cores)")
     parser.add_argument("--show", action="store_true", help="print each block with its output")
     options = parser.parse_args(arguments)
     if not shutil.which("bash"):
