@@ -42,6 +42,9 @@ async def shown(page: Browser, name: str) -> str:
     return found
 
 
+JOB = {"job": "e" * 64, "name": "demo", "state": "running", "rounds_in_model": 7, "rounds": 9, "accepted": {}, "rejected": {}}
+
+
 @pytest.mark.long
 async def test_the_expelled_liar_is_named_as_soon_as_its_block_is_applied(tmp_path: Path) -> None:
     async with network.running(4, 1, attack="equivocate", web=True, folder=tmp_path) as peers, browser() as page:
@@ -184,17 +187,8 @@ async def test_roots_that_differ_and_trainers_that_are_suspended_are_told_as_tex
         live = (await said(site.get, "/api/v1/live")).body
         (me,) = live["peers"]
         me["name"] = "<img src=x onerror=alert(1)>"
-        job = {
-            "job": "e" * 64,
-            "name": "demo",
-            "state": "running",
-            "rounds_in_model": 7,
-            "rounds": 9,
-            "accepted": {},
-            "rejected": {},
-        }
-        live["jobs"] = [job | {"suspended_until": {me["peer"]: 12}}]
-        live["samples"] = [{"job": job["job"], "round": 4, "text": "a\u0007b\ufffd <b>c</b>\nd"}]
+        live["jobs"] = [JOB | {"suspended_until": {me["peer"]: 12}}]
+        live["samples"] = [{"job": JOB["job"], "round": 4, "text": "a\u0007b\ufffd <b>c</b>\nd"}]
         live["blocks"][-1]["own_root"] = "5" * 64
         source = TOLD % json.dumps(live)
         await page.do(page.driver.execute_cdp_cmd, "Page.addScriptToEvaluateOnNewDocument", {"source": source})
@@ -249,21 +243,12 @@ async def test_a_vote_says_whether_its_voter_re_executed_the_update(is_phone: bo
         (me,) = live["peers"]
         names = {"a" * 52: "anna", "b" * 52: "ben", "c" * 52: "cora", "d" * 52: "liar"}
         live["peers"] = [me | {"peer": peer, "name": name} for peer, name in names.items()]
-        job = {
-            "job": "e" * 64,
-            "name": "demo",
-            "state": "running",
-            "rounds_in_model": 7,
-            "rounds": 9,
-            "accepted": {},
-            "rejected": {},
-        }
         anna, ben, cora, liar = peers = list(names)
-        job["reexecution_limits"] = {cora: "is asked last to re-execute until round 28"}
+        job = JOB | {"reexecution_limits": {cora: "is asked last to re-execute until round 28"}}
         votes = {voter: dict.fromkeys((anna, ben, cora), "accept") | {liar: "replay"} for voter in (anna, ben)}
         vouches = {anna: {ben: "accept", liar: "replay"}, cora: {anna: "unjudged", ben: "accept"}}
         told = {"round": 6, "phase": "closed", "height": 9, "quorum": 0, "voters": [], "trainers": [], "proposed": peers}
-        live["jobs"], live["votes"] = [job], [told | {"job": job["job"], "votes": votes, "vouches": vouches}]
+        live["jobs"], live["votes"] = [job], [told | {"job": JOB["job"], "votes": votes, "vouches": vouches}]
         if is_phone:
             await page.phone()
         source = TOLD % json.dumps(live)
