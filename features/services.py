@@ -98,7 +98,7 @@ class ServiceContext(Protocol):
         """An object with the RPC calls that this peer's operator may make."""
 
     def log_event(self, text: str) -> None:
-        """Add an event to the log and the event stream. Its kind is the service's name. The prompt does not announce it."""
+        """Add an event to the log and the event stream. Its kind is the service's name."""
 
     def log_warning(self, text: str) -> None:
         """Add an event like `log_event`, at the level `warning`, about a problem that a person has to fix."""

@@ -5,6 +5,7 @@ The three people send the same HTTP requests as the pages, each with an own key,
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections import defaultdict
@@ -18,7 +19,10 @@ IDLE_SECONDS: Final = 8.0  # time without a new answer after which the program e
 SECONDS_MAX: Final = 120.0
 
 
-def main(address: str) -> int:
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.stand_in_annotators", description="Three people answer tasks at a peer.")
+    parser.add_argument("address", metavar="ADDRESS", help="URL of the peer's pages, such as http://127.0.0.1:7780")
+    address = parser.parse_args().address
     host, _, port = address.removeprefix("http://").rstrip("/").rpartition(":")
     site = ServingPeerClient(host, int(port))
     people = [
@@ -40,4 +44,4 @@ def main(address: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main())

@@ -48,7 +48,7 @@ T = TypeVar("T")
 # Executing a command --------------------------------------------------------------------------------------------------
 
 
-EVENT_KINDS = ("member", "job", "warning", "evidence")
+EVENT_KINDS = ("member", "job", "warning", "evidence", "serve")
 FIGURES_SECONDS = 60.0  # time between two notices of the loss, or of a round's responses
 LINES_A_MINUTE_MAX = 10  # notices in a minute at the prompt: a faulty peer must not flood the screen
 WAIT_SECONDS = 30.0  # longest wait for an event in one call
@@ -327,14 +327,15 @@ class NotificationFilter:
 async def print_notifications(
     api: PeerApi, names: Callable[[], Awaitable[PeerNames]], show: Callable[[str], None], chosen: NotificationFilter
 ) -> None:
-    """Show new events until cancelled. Raises `UserError` when the peer stops."""
-    newest = await api.events(-1, 0.0)
-    seen = newest[-1].number if newest else 0
+    """Show the address of the pages, then new events until cancelled. Raises `UserError` when the peer stops."""
+    earlier = await api.events(0, 0.0)
+    seen, due = earlier[-1].number if earlier else 0, [event for event in earlier if event.kind == "serve"][-1:]
     while True:
-        for event in await api.events(seen, WAIT_SECONDS):
-            seen = event.number
+        for event in due:
             if (shown := chosen.filter_event(event)) is not None:
                 show(view_tables.event_line(shown, await names()))
+        if due := await api.events(seen, WAIT_SECONDS):
+            seen = due[-1].number
 
 
 class LineInput:

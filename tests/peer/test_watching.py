@@ -242,7 +242,7 @@ def loss(at_ms: int) -> EventView:
     return event("measured", "before round 3: held-out loss 2.500 bits/byte", at_ms, name="held_out_bits_per_byte")
 
 
-@pytest.mark.parametrize("kind", ["member", "job", "warning", "evidence"])
+@pytest.mark.parametrize("kind", ["member", "job", "warning", "evidence", "serve"])
 def test_what_concerns_people_is_said(kind: str) -> None:
     assert NotificationFilter().filter_event(event(kind, "something")) == event(kind, "something")
 
@@ -286,8 +286,9 @@ def test_a_flood_of_warnings_does_not_fill_the_screen() -> None:
     )
 
 
-async def test_announcements_begin_with_the_newest_and_speak_of_names() -> None:
+async def test_announcements_begin_with_the_address_of_the_pages_and_speak_of_names() -> None:
     short = OTHER[:8]
+    served = EventView(3, 0, "serve", "web pages are served at http://127.0.0.1:7780/", {})
     old = EventView(7, 0, "member", "old news", {})
     new = EventView(8, 0, "member", f"{short} is a voter candidate: to approve it, run `peer approve {short}`", {})
 
@@ -295,7 +296,7 @@ async def test_announcements_begin_with_the_newest_and_speak_of_names() -> None:
         async def events(self, after: int, wait_seconds: float) -> tuple[EventView, ...]:
             if after == new.number:
                 await trio.sleep_forever()
-            return (old,) if after < 0 else (new,)
+            return (served, old) if after == 0 else (new,)
 
     async def names() -> PeerNames:
         return PeerNames({ME: "anna", OTHER: "erin II"})
@@ -305,5 +306,6 @@ async def test_announcements_begin_with_the_newest_and_speak_of_names() -> None:
         nursery.start_soon(print_notifications, Api(), names, lines.append, NotificationFilter())
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
-    (line,) = lines
+    pages, line = lines
+    assert pages.endswith("web pages are served at http://127.0.0.1:7780/")
     assert line.endswith("member    erin II is a voter candidate: to approve it, run `peer approve 'erin II'`")
