@@ -115,6 +115,7 @@ wheel: setup
 	rm -f $(DIST)/folkmoot-*
 	$(BIN)/python -c 'from setuptools.build_meta import build_sdist; build_sdist("$(DIST)")'
 	$(BIN)/python -m pip wheel --no-cache-dir --no-index --no-deps --no-build-isolation --wheel-dir $(DIST) $(DIST)/folkmoot-*.tar.gz
+	rm -rf folkmoot.egg-info
 
 sbom: setup
 	$(BIN)/python -m tools.sbom $(DIST)/sbom.json

@@ -2,4 +2,4 @@
 
 from typing import Final
 
-VERSION: Final = "0.3.0.dev0"  # version of this program; `pyproject.toml` repeats it
+VERSION: Final = "0.3.0"  # version of this program; `pyproject.toml` repeats it

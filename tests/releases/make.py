@@ -54,7 +54,7 @@ async def make(folder: Path) -> None:
             while daemon.driver.node.ledger.certified_root != daemon.driver.state.state_root:
                 await daemon.driver.block_applied.wait()
             await daemon.api.export_run(str(folder / "export"))
-        keep = shutil.ignore_patterns("texts", "*.lock", "*.sock", "*.safetensors")
+        keep = shutil.ignore_patterns("texts", "*.lock", "*.sock", "*.safetensors", "*-shm", "address")
         shutil.copytree(directory, folder / "peer", ignore=keep)
 
 
