@@ -20,7 +20,8 @@ SECONDS_MAX: Final = 120.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.stand_in_annotators", description="Three people answer tasks at a peer.")
+    about = "Three people answer the tasks of a peer."
+    parser = argparse.ArgumentParser(prog="python -m tools.stand_in_annotators", description=about)
     parser.add_argument("address", metavar="ADDRESS", help="URL of the peer's pages, such as http://127.0.0.1:7780")
     address = parser.parse_args().address
     host, _, port = address.removeprefix("http://").rstrip("/").rpartition(":")

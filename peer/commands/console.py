@@ -329,7 +329,7 @@ async def print_notifications(
 ) -> None:
     """Show the address of the pages, then new events until cancelled. Raises `UserError` when the peer stops."""
     earlier = await api.events(0, 0.0)
-    seen, due = earlier[-1].number if earlier else 0, [event for event in earlier if event.kind == "serve"][-1:]
+    seen, due = earlier[-1].number if earlier else 0, tuple(event for event in earlier if event.kind == "serve")[-1:]
     while True:
         for event in due:
             if (shown := chosen.filter_event(event)) is not None:
