@@ -28,7 +28,7 @@ from ledger.model_anchors import (
     newest_anchor_up_to,
 )
 from ledger.network_governance import NetworkState
-from protocol.codec import Between, Count, Digest, Key, Length, encode
+from protocol.codec import Between, Count, Digest, Key, Length, added_field, encode
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, short_id
 from protocol.limits import AUDIT_WINDOW_MS_MAX, MEMBERS_MAX, TRAINERS_MAX, TRANSACTION_BYTES_MAX, VOTERS_MAX
@@ -38,6 +38,7 @@ from rounds.round_state import RoundResult
 from rounds.round_terms import RoundTerms
 
 RUNNING_MAX = 8  # jobs with open rounds at once: each one costs every peer the memory of a model
+ON_REQUEST_MAX = 64  # unfinished jobs on request: each costs every disk a model, and at most one of them has an open round
 # Finished jobs with training that stay in the state, for the commands `jobs` and `sample`. Older jobs remain in the blocks.
 TRAINED_KEPT_MAX = 32
 UNTRAINED_KEPT_MAX = 16  # finished jobs without training that stay in the state: they cost nothing, so any member can start many
@@ -48,7 +49,9 @@ PLANNED_MAX = 12  # finished or paused jobs that stay because modules will resum
 REPLAYED_MAX = 2 * WINDING_UP_MAX
 # Maximum number of finished jobs in the state. All running jobs may end in one block.
 FINISHED_KEPT_MAX = TRAINED_KEPT_MAX + UNTRAINED_KEPT_MAX + WINDING_UP_MAX + BASES_MAX + PLANNED_MAX + REPLAYED_MAX + RUNNING_MAX
+JOBS_MAX = RUNNING_MAX + ON_REQUEST_MAX + FINISHED_KEPT_MAX  # jobs in the state
 assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # so many may end in one block, which must not forget any of them
+BRIEF_BYTES_MAX = 512  # bytes of a brief, which every state contains while the round is open
 QUEUE_MAX = 32  # jobs that wait for their turn: each is a specification of up to 256 KiB in every state
 QUEUE_PER_MEMBER_MAX = 4  # queued jobs of one member, which therefore cannot fill the queue alone
 TIMEOUT_DOUBLINGS_MAX = 6  # doublings of the time for re-execution, one for each round that could not be judged in time
@@ -117,6 +120,7 @@ class JobTerms:
     suspension_rounds: int = 20
     anchor_rounds: int = 8  # rounds between two anchors
     role: str = TRAINER  # role of the members that train if the job needs a worker; voters among them re-execute
+    on_request: bool = False  # True: a round of the job opens only by a `JobBrief`
 
     @property
     def is_reexecuted(self) -> bool:
@@ -252,6 +256,8 @@ class Job:
     rollback_requests: Annotated[dict[Key, Count], Length(0, VOTERS_MAX)] = field(default_factory=dict)
     # Number of refused rounds since the last accepted update or the last rollback.
     refused_rounds: Annotated[int, Between(0, NO_PROGRESS_ROUNDS)] = 0
+    # What the open round computes, in the form of the job's objective. Empty unless the job is on request.
+    brief: Annotated[bytes, Length(0, BRIEF_BYTES_MAX)] = added_field(b"")
 
     def with_model(self, root: bytes, is_anchor: bool) -> Job:
         """Return the job with the model of this root for its open round, and with a new anchor if this model is one."""
@@ -339,7 +345,7 @@ class QueuedJob:
 
 @dataclass(frozen=True, slots=True)
 class JobsState:
-    jobs: Annotated[dict[Digest, Job], Length(0, RUNNING_MAX + FINISHED_KEPT_MAX)] = field(default_factory=dict)
+    jobs: Annotated[dict[Digest, Job], Length(0, JOBS_MAX)] = field(default_factory=dict)
     queue: Annotated[tuple[QueuedJob, ...], Length(0, QUEUE_MAX)] = ()  # queued jobs in the order of their transactions
 
     def unfinished(self) -> dict[bytes, Job]:
@@ -477,6 +483,17 @@ class JobHold(JobFact):
 
 
 @dataclass(frozen=True, slots=True)
+class JobBrief(JobFact):
+    """A fact: this job on request may open its next round in this block, with this trainer alone.
+
+    If the trainer of the job's open round is gone, the fact names the next one.
+    """
+
+    trainer: bytes
+    brief: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class JobLastRound(JobFact):
     """A fact: the round that the block closes is the job's last one, although the job's specification has more rounds."""
 
@@ -581,6 +598,7 @@ class JobsModule(Module[JobsState]):
         members, height, jobs = view.module_state(MembersState), context.height, dict(state.jobs)
         barred = {fact.job: fact.trainers for fact in context.facts_of(SuspendedTrainers)}
         held, last = {fact.job for fact in context.facts_of(JobHold)}, {fact.job for fact in context.facts_of(JobLastRound)}
+        briefs = {fact.job: fact for fact in context.facts_of(JobBrief)}
         convictions, doubtful = _convictions(context, jobs, members), _doubtful(context)
         outcomes = {closed.job: closed.outcome for closed in context.facts_of(ClosedRound)}
         back = dict[bytes, JobRolledBack]()
@@ -601,14 +619,15 @@ class JobsModule(Module[JobsState]):
         for key in started:  # other transactions of this block may have changed voters and trainers
             jobs[key] = self.open_round(jobs[key], members, height, None)
         for key, job in jobs.items():
-            if job.phase is JobPhase.PAUSED and key not in held and self._has_place(jobs, self.rules.terms_of_spec(job.spec)):
-                jobs[key] = self.open_round(
-                    replace(job, phase=JobPhase.RUNNING), members, height, None, barred.get(key, NO_SUSPENSIONS)
-                )
+            terms, brief = self.rules.terms_of_spec(job.spec), briefs.get(key)
+            may_open = job.phase is JobPhase.PAUSED and key not in held and terms.on_request == (brief is not None)
+            if may_open and self._has_place(jobs, terms):
+                suspended = barred.get(key, NO_SUSPENSIONS)
+                jobs[key] = self.open_round(replace(job, phase=JobPhase.RUNNING), members, height, None, suspended, brief)
         # Open rounds that might never close get the present voters and trainers. All else in such a round stays.
         for key, job in jobs.items():
             if _is_stuck(job, members):
-                jobs[key] = self._renewed(job, members, height, barred.get(key, NO_SUSPENSIONS))
+                jobs[key] = self._renewed(job, members, height, barred.get(key, NO_SUSPENSIONS), briefs.get(key))
         # Without a trainer, no proposal would arrive and the open round would never close.
         for key, job in jobs.items():
             if job.phase is JobPhase.RUNNING and not any(map(members.may_be_awaited, job.trainers)):
@@ -661,6 +680,11 @@ class JobsModule(Module[JobsState]):
         if models and len(self._held(state) | models) > BASES_MAX:
             raise Refused(f"other jobs already use {BASES_MAX} models of finished jobs, the maximum: wait until one of them ends")
         job = self._made(terms, spec, author, members, height)
+        if terms.on_request:  # It waits in the state, because it needs no place before its first round.
+            waiting_for_briefs = [known for known in state.unfinished().values() if self._is_on_request(known)]
+            if len(waiting_for_briefs) >= ON_REQUEST_MAX:
+                raise Refused(f"{ON_REQUEST_MAX} jobs on request are unfinished, the maximum: end one of them")
+            return replace(state, jobs={**state.jobs, key: job})
         # No queued job waits for the same resource: jobs that need a worker wait for each other, and so do scratch jobs.
         is_alone = all(self.rules.terms_of_spec(waiting.spec).needs_worker != terms.needs_worker for waiting in state.queue)
         if self._has_place(state.jobs, terms) and is_alone and terms.start is None:
@@ -694,9 +718,9 @@ class JobsModule(Module[JobsState]):
 
         Only one job that needs a worker runs at a time. Scratch jobs run beside it.
         """
-        running = [
-            job for job in jobs.values() if job.phase in (JobPhase.RUNNING, JobPhase.SETTLING)
-        ]  # a rollback may resume a settling job
+        # A rollback may resume a settling job. A job on request opens one round meanwhile.
+        phases = (JobPhase.RUNNING,) if terms.on_request else (JobPhase.RUNNING, JobPhase.SETTLING)
+        running = [job for job in jobs.values() if job.phase in phases]
         trains = terms.needs_worker and any(self.rules.terms_of_spec(job.spec).needs_worker for job in running)
         return len(running) < RUNNING_MAX and not trains
 
@@ -730,7 +754,10 @@ class JobsModule(Module[JobsState]):
             mode = "full" if terms.audited else "sampled"
             there = f"found {len(job.reexecutors)}: let more voters train, or choose another audit"
             raise Refused(f"audit {mode!r} needs {needed} voters with a worker, {there}")
-        return job
+        return replace(job, phase=JobPhase.PAUSED) if terms.on_request else job
+
+    def _is_on_request(self, job: Job) -> bool:
+        return self.rules.terms_of_spec(job.spec).on_request
 
     def _called_up(self, state: JobsState, members: MembersState, height: int, held: Set[bytes]) -> JobsState:
         """Start queued jobs in order, while a job can start.
@@ -740,19 +767,30 @@ class JobsModule(Module[JobsState]):
         """
         jobs, left = dict(state.jobs), list[QueuedJob]()
         for waiting in state.queue:
-            terms, author = self.rules.terms_of_spec(waiting.spec), members.current_key(waiting.author)
-            try:
-                is_called = self._has_place(jobs, terms) and members.is_current_key(author) and waiting.job not in held
-                holders = set(waiting.start_model_holders) & set(members.voters)
-                is_called = is_called and (terms.start is None or len(holders) >= VoterSet(members.voters).quorum)
-                job = self._made(terms, waiting.spec, author, members, height) if is_called else None
-            except Refused:
-                job = None
+            has_place = self._has_place(jobs, self.rules.terms_of_spec(waiting.spec))
+            job = self._called(waiting, members, height, held) if has_place else None
             if job is not None:
                 jobs[waiting.job] = job
-            elif members.is_current_key(author):  # queued jobs of an expelled member are dropped
+            elif members.is_current_key(members.current_key(waiting.author)):  # queued jobs of an expelled member are dropped
                 left.append(waiting)
         return JobsState(jobs, tuple(left))
+
+    def _called(self, waiting: QueuedJob, members: MembersState, height: int, held: Set[bytes]) -> Job | None:
+        """Return a queued job as it starts at this height. None: it can start only later."""
+        terms, author = self.rules.terms_of_spec(waiting.spec), members.current_key(waiting.author)
+        holders = set(waiting.start_model_holders) & set(members.voters)
+        is_ready = terms.start is None or len(holders) >= VoterSet(members.voters).quorum
+        if not (is_ready and members.is_current_key(author) and waiting.job not in held):
+            return None
+        try:
+            return self._made(terms, waiting.spec, author, members, height)
+        except Refused:
+            return None
+
+    def has_startable_job(self, state: JobsState, members: MembersState, height: int, held: Set[bytes]) -> bool:
+        """Return whether a queued job that needs a worker only waits until no other such job runs."""
+        waiting = (waiting for waiting in state.queue if self.rules.terms_of_spec(waiting.spec).needs_worker)
+        return any(self._called(job, members, height, held) is not None for job in waiting)
 
     def open_round(
         self,
@@ -761,10 +799,11 @@ class JobsModule(Module[JobsState]):
         height: int,
         closed: RoundResult | None,
         suspended: SuspendedUntil = NO_SUSPENSIONS,
+        brief: JobBrief | None = None,
     ) -> Job:
         """Return the job with its next open round.
 
-        The members at `height` determine the round's voters, re-executors and trainers.
+        The members at `height` determine the round's voters, re-executors and trainers. A brief names the only trainer.
         """
         terms = self.rules.terms_of_spec(job.spec)
         voters, author = members.round_voters, members.current_key(job.author)
@@ -777,6 +816,8 @@ class JobsModule(Module[JobsState]):
         # If no accepted trainer is left, suspended trainers stay: otherwise the round might never close.
         if accepted & unsuspended:
             able = unsuspended
+        if brief is not None:
+            able = {brief.trainer} & may_train
         trainers = tuple(sorted(_by_seniority(able, members)[:TRAINERS_MAX]))
         auditors: tuple[bytes, ...] = ()
         if terms.is_reexecuted:
@@ -805,14 +846,20 @@ class JobsModule(Module[JobsState]):
             trainers=trainers,
             awaited=awaited,
             trainers_to_vouch_for=_vouched(job, trainers, members) if terms.audits is not None else (),
+            brief=brief.brief if brief is not None else b"",
         )
 
-    def _renewed(self, job: Job, members: MembersState, height: int, suspended: SuspendedUntil) -> Job:
+    def _renewed(
+        self, job: Job, members: MembersState, height: int, suspended: SuspendedUntil, brief: JobBrief | None = None
+    ) -> Job:
         """Return the job with its open round renewed for the present members.
 
-        All messages of the round still count: ballots name no voter set, and the round's trainers stay trainers.
+        All messages of the round still count: ballots name no voter set, and the round's trainers stay trainers. A job on
+        request gets a further trainer only by a brief.
         """
-        fresh = self.open_round(job, members, height, None, suspended)
+        fresh = self.open_round(job, members, height, None, suspended, brief)
+        if brief is None and self._is_on_request(job):
+            fresh = replace(fresh, trainers=tuple(trainer for trainer in fresh.trainers if trainer in job.trainers))
         new = _by_seniority(set(fresh.trainers) - set(job.trainers), members)[: TRAINERS_MAX - len(job.trainers)]
         awaited = set(job.awaited) & set(fresh.trainers) | set(new)
         # Member -> last key of the member among the trainers of this round.
@@ -826,6 +873,7 @@ class JobsModule(Module[JobsState]):
             fresh,
             trainers=trainers,
             awaited=tuple(sorted(awaited)),
+            brief=job.brief,
             fully_audited=job.fully_audited,
             trainers_to_vouch_for=vouched,
             successors=successors,
@@ -851,7 +899,7 @@ class JobsModule(Module[JobsState]):
             return replace(job, phase=JobPhase.SETTLING if is_doubtful else JobPhase.FINISHED, opened_height=height)
         if job.refused_rounds == NO_PROGRESS_ROUNDS:
             return replace(job, phase=JobPhase.FINISHED, opened_height=height)
-        if job.phase is JobPhase.PAUSED or is_held:
+        if job.phase is JobPhase.PAUSED or is_held or self._is_on_request(job):
             return replace(job, phase=JobPhase.PAUSED, opened_height=height)
         job = replace(job, phase=JobPhase.RUNNING)
         return self.open_round(job, members, height, closed, suspended)
@@ -889,7 +937,7 @@ class JobsModule(Module[JobsState]):
         of_trainers = {trainer: record for trainer, record in of_trainers.items() if not record.is_expired(job.round + 1)}
         # A round without an accepted update counts as refused if more than f trainers were rejected. Otherwise honest trainers
         # may be absent. A job that a person stops in this block did not end for lack of progress.
-        counts = not closed.accepted and terms.needs_worker
+        counts = not closed.accepted and terms.needs_worker and not terms.on_request
         is_refused = closed.refuses_honest and job.phase is not JobPhase.FINISHED
         return replace(
             job,

@@ -10,6 +10,9 @@ value. (A general msgpack reader would use 64 bytes of memory for one byte from 
 Supported types are `bool int float str bytes tuple[T, ...] tuple[A, B] dict[K, V] T | None`, enums of int or str, and dataclasses
 of these. `Annotated[T, Length(low, high)]` bounds bytes, text and collections, and `Annotated[int, Between(low, high)]` bounds
 numbers. A class with a `WIRE` type travels as a value of that type, which `to_wire` returns and `from_wire` takes.
+
+A program may add fields to a record of an earlier release with `added_field`. Records without values in these fields keep their
+encoding.
 """
 
 from __future__ import annotations
@@ -56,6 +59,17 @@ SignatureBytes = Annotated[bytes, Length(64, 64)]  # Ed25519 signature
 COUNT_MAX = 2**53 - 1
 # Number of heights, views, bytes or milliseconds, which a double of every language represents exactly.
 Count = Annotated[int, Between(0, COUNT_MAX)]
+
+
+_ADDED = "added"  # key of a field's metadata
+
+
+def added_field(default: Any) -> Any:
+    """Declare a field that was added at the end of a dataclass after a release.
+
+    Trailing added fields that equal their defaults are not encoded, so earlier encodings stay canonical.
+    """
+    return dataclasses.field(default=default, metadata={_ADDED: True})
 
 
 def encode(value: Any) -> bytes:
@@ -217,6 +231,8 @@ def _record_writer(kind: Any) -> Writer:
     names = _field_names(kind)
     tag = getattr(kind, "TAG", None)
     head = [] if tag is None else [tag]
+    defaults = _added_defaults(kind)
+    least = len(head) + len(names) - len(defaults)
     if len(names) < 2:  # `attrgetter` returns a tuple only for two names or more
         return lambda value: head + [to_plain(getattr(value, name)) for name in names]
     values = operator.attrgetter(*names)
@@ -227,7 +243,22 @@ def _record_writer(kind: Any) -> Writer:
             plain.append(item if type(item) in _AS_THEY_ARE else to_plain(item))
         return plain
 
-    return write
+    def write_without_defaults(value: Any) -> Plain:
+        plain = write(value)
+        while len(plain) > least and plain[-1] == defaults[len(plain) - least - 1]:
+            plain.pop()
+        return plain
+
+    return write_without_defaults if defaults else write
+
+
+def _added_defaults(kind: Any) -> list[Plain]:
+    """Return the plain default values of a dataclass's added fields. Raises `TypeError` if another field follows them."""
+    of = dataclasses.fields(kind)
+    added = [field for field in of if _ADDED in field.metadata]
+    if added != list(of[len(of) - len(added) :]) or (added and len(of) == len(added)):
+        raise TypeError(f"{kind.__name__}: added fields come last, after at least one other field")
+    return [to_plain(field.default) for field in added]
 
 
 def _field_names(kind: Any) -> tuple[str, ...]:
@@ -500,6 +531,8 @@ def _record(kind: type) -> Reader:
     readers = [_reader(hints[name]) for name in names]
     tag = getattr(kind, "TAG", None)
     by_name = any(field.kw_only for field in dataclasses.fields(kind))
+    defaults = [field.default for field in dataclasses.fields(kind)]
+    least = len(names) - len(_added_defaults(kind))
 
     def read(data: bytes, at: int) -> tuple[Any, int]:
         count, at = _read_count(data, at)
@@ -508,16 +541,19 @@ def _record(kind: type) -> Reader:
             if found != tag:
                 raise RemoteProtocolError("unknown-message", f"expected {tag} at byte {at}")
             count, at = count - 1, end
-        if count != len(readers):
+        if not least <= count <= len(readers):
             what = "missing" if count < len(readers) else "unknown"
             raise RemoteProtocolError("mistyped", f"{what} field before byte {at}: {count} fields, expected {len(readers)}")
         values: list[Any] = []
         try:
-            for reader in readers:
+            for reader in readers[:count]:
                 value, at = reader(data, at)
                 values.append(value)
         except RemoteProtocolError as error:
             raise RemoteProtocolError(error.reason, f"{names[len(values)]}: {error.detail}") from None
+        if count > least and values[-1] == defaults[count - 1]:
+            raise RemoteProtocolError("non-canonical", f"{names[count - 1]} has its default value before byte {at}")
+        values += defaults[count:]
         return kind(**dict(zip(names, values, strict=True))) if by_name else kind(*values), at
 
     return read

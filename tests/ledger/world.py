@@ -36,7 +36,7 @@ from tests.sim.keys import FastSigner, FastVerifier
 PEOPLE = sorted((FastSigner(f"person {i}") for i in range(12)), key=lambda signer: signer.public)
 BY_KEY = {person.public: person for person in PEOPLE}
 LANGUAGE, SCRATCH, UNAUDITED, SAMPLED = b"language", b"scratch", b"unaudited", b"sampled"
-SAMPLED_SCRATCH = b"sampled-scratch"
+SAMPLED_SCRATCH, CLIENT = b"sampled-scratch", b"client"
 AUDITS = AuditTerms(rate=2.0, auditors=2, window=3, suspension_rounds=4)  # 1 in early rounds
 LOSS = 2_000_000
 TOKEN = FastSigner("token")
@@ -60,18 +60,19 @@ class PlainJobs:
 
     def terms_of_spec(self, spec: bytes) -> JobTerms:
         kind, _, rounds = spec.partition(b":")
-        if kind not in (LANGUAGE, SCRATCH, UNAUDITED, SAMPLED, SAMPLED_SCRATCH):
+        if kind not in (LANGUAGE, SCRATCH, UNAUDITED, SAMPLED, SAMPLED_SCRATCH, CLIENT):
             raise RemoteProtocolError("bad-job", repr(spec))
         name = kind.decode()
         return JobTerms(
             name,
             name,
             int(rounds or 2),
-            audited=kind in (LANGUAGE, SCRATCH),
+            audited=kind in (LANGUAGE, SCRATCH, CLIENT),
             needs_worker=kind not in (SCRATCH, SAMPLED_SCRATCH),
             proposal_seconds=1.0,
             audits=self.audits if kind in (SAMPLED, SAMPLED_SCRATCH) else None,
             anchor_rounds=self.anchor_rounds,
+            on_request=kind == CLIENT,
         )
 
     def why_base_refused(self, base: bytes, spec: bytes) -> str | None:

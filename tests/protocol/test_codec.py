@@ -136,6 +136,49 @@ def test_missing_and_unknown_fields_are_refused() -> None:
     refused("mistyped", Everything, [*plain, 0])
 
 
+@dataclass(frozen=True, slots=True)
+class Released:
+    name: str
+    number: codec.Count
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """`Released` with two fields of a later release."""
+
+    name: str
+    number: codec.Count
+    note: Annotated[bytes, Length(0, 8)] = codec.added_field(b"")
+    tags: tuple[str, ...] = codec.added_field(())
+
+
+@given(st.text(max_size=5), st.integers(0, 9), st.binary(max_size=2), st.lists(st.text(max_size=2), max_size=2))
+def test_added_fields_have_one_encoding_which_is_the_released_one_without_them(
+    name: str, number: int, note: bytes, tags: list[str]
+) -> None:
+    value, released = Later(name, number, note, tuple(tags)), codec.encode(Released(name, number))
+    assert codec.decode(Later, codec.encode(value)) == value
+    assert (codec.encode(value) == released) == (not note and not tags)
+    assert codec.decode(Later, released) == Later(name, number)
+
+
+@pytest.mark.parametrize("plain", [["a", 1, b""], ["a", 1, b"x", []], ["a", 1, b"", []], ["a"], ["a", 1, b"x", ["t"], 1]])
+def test_an_added_field_with_its_default_and_other_counts_of_fields_are_refused(plain: list[object]) -> None:
+    with pytest.raises(RemoteProtocolError, match="default value|field before"):
+        codec.decode(Later, codec.pack(plain))
+
+
+def test_added_fields_come_last() -> None:
+    @dataclass(frozen=True)
+    class Wrong:
+        name: str
+        note: bytes = codec.added_field(b"")
+        number: int = 0
+
+    with pytest.raises(TypeError, match="added fields come last"):
+        codec.encode(Wrong("a"))
+
+
 def test_another_tag_is_refused() -> None:
     refused("unknown-message", Everything, changed(0, "nothing"))
     refused("unknown-message", Everything, [])

@@ -1,0 +1,1 @@
+"""The ledger's module of client runs."""
