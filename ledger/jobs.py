@@ -413,6 +413,7 @@ class ClosedRound(JobFact):
     reveals: Mapping[bytes, bytes] = field(default_factory=dict)  # voter -> nonce that the voter's ballot reveals
     # Voter -> commitment to the voter's next nonce, from its ballot.
     commitments: Mapping[bytes, bytes] = field(default_factory=dict)
+    brief: bytes = b""  # brief of the round, in a job on request
 
 
 @dataclass(frozen=True, slots=True)

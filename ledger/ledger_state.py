@@ -629,6 +629,7 @@ class LedgerRules:
             tuple(sorted(ballots)),
             reveals={voter: ballot.reveal for voter, ballot in ballots.items() if ballot.reveal is not None},
             commitments={voter: ballot.commitment for voter, ballot in ballots.items() if ballot.commitment is not None},
+            brief=job.brief,
         )
 
     # Blocks

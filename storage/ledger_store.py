@@ -34,7 +34,7 @@ from consensus.effects import (
 from consensus.evidence import Evidence
 from ledger.tables import Table
 from protocol import codec
-from protocol.codec import Count, Digest, Key
+from protocol.codec import Count, Digest, Key, added_field
 from protocol.errors import LocalProtocolError, LostVotesError, RemoteProtocolError, StorageError
 from protocol.identity import Signed
 from protocol.messages import Certificate, LightBlock
@@ -118,6 +118,7 @@ class StoredRound:
     stepped: bool
     model_root: Digest
     vouchers: dict[Key, tuple[Key, ...]]  # by accepted trainer, the voters whose accepting vouches are in the block
+    brief: bytes = added_field(b"")  # brief of the round, in a job on request
 
 
 class LedgerStore:

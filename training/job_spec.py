@@ -35,7 +35,8 @@ BATCH_MAX = 65_536  # most sequences of a batch: their offsets are drawn one by 
 DECODED_KEPT_MAX: Final = 256  # number of decoded specifications in memory, of some kilobytes each
 # Most bytes of an objective's own settings: they are hashes and numbers, and larger data are blobs.
 SETTINGS_BYTES_MAX: Final = 4_096
-BITS: Final = (1, 2, 4, 8)  # possible numbers of bits of a level: a byte must contain a whole number of levels
+BITS: Final = (1, 2, 4, 8, 16)  # possible numbers of bits of a level
+BITS_ROBUST_MAX: Final = 8  # most bits of a level for rules that compare updates, whose exact products would need wider integers
 LOCAL_STEPS: Final = 10  # default number of local steps in a round
 # Opening rounds have more bits. One bit gives all elements of a chunk the same size, and the first updates of a new model fit
 # worst to that (decision 95).
@@ -213,7 +214,7 @@ class JobSpec:
     """Weight decay of the inner optimizer."""
     gradient_clip: float = 1.0
     """Largest norm of a gradient in a local step."""
-    bits: Annotated[int, Between(1, 8)] = 1
+    bits: Annotated[int, Between(1, 16)] = 1
     """Bits of each element in a payload after the opening rounds."""
     outer: OuterOptimizerKind = OuterOptimizerKind.NESTEROV
     """Optimizer that applies the aggregate: `nesterov` (DiLoCo), `sgd`, `sign`, or `adamw` for gradients."""
@@ -412,7 +413,9 @@ class JobSpec:
             way_out = "first train a language job or a job on responses from it, and start from that job"
             return f"objective {self.objective!r} cannot start from a folder with parameters: {way_out}"
         if self.bits not in BITS:
-            return f"bits must be 1, 2, 4 or 8, not {self.bits}"
+            return f"bits must be 1, 2, 4, 8 or 16, not {self.bits}"
+        if self.bits > BITS_ROBUST_MAX and not self.resolved_objective.on_request:
+            return f"bits {self.bits} is for jobs whose rounds have one trainer: use at most {BITS_ROBUST_MAX}"
         if self.compression_warmup_rounds > self.rounds:
             return (
                 f"compression_warmup_rounds {self.compression_warmup_rounds} is more than rounds "
@@ -421,8 +424,8 @@ class JobSpec:
         if self.compression_warmup_rounds and self.bits >= OPENING_BITS:
             warmup = f"compression_warmup_rounds {self.compression_warmup_rounds}"
             return f"{warmup} has no effect with bits {self.bits}: leave it out"
-        if self.bits == 8 and self.commits_to_buffer:
-            both = f"bits 8 with feedback_decay {self.feedback_decay:g}"
+        if self.bits >= 8 and self.commits_to_buffer:
+            both = f"bits {self.bits} with feedback_decay {self.feedback_decay:g}"
             return f"{both} would commit to a buffer that repeats the payload: use feedback_decay 0, or fewer bits"
         # The default warm-up is valid in any job, so that a job of one round need not change it.
         if self.warmup_rounds > max(self.rounds, WARMUP_ROUNDS):

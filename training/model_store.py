@@ -48,6 +48,7 @@ class ClosedRoundOutcome:
     accepted: tuple[Signed, ...]  # accepted proposals
     rejected: Mapping[bytes, Verdict]  # verdicts by trainer
     absent: frozenset[bytes]  # trainers of the round without a proposal
+    brief: bytes = b""  # brief of the round, in a job on request
 
 
 def round_directory(folder: Path, job: bytes, number: int) -> Path:
@@ -172,7 +173,8 @@ class JobModelStore:
         """Apply a closed round and return the new model root. `payload` returns the payload with a given digest."""
         outcome = closed.outcome
         return self._step(
-            ClosedRoundOutcome(closed.job, closed.round, closed.proposals, outcome.rejected, outcome.absent), payload
+            ClosedRoundOutcome(closed.job, closed.round, closed.proposals, outcome.rejected, outcome.absent, closed.brief),
+            payload,
         )
 
     def _step(self, judged: ClosedRoundOutcome, payload: Callable[[bytes], bytes]) -> bytes:
@@ -188,7 +190,7 @@ class JobModelStore:
         directory = self.round_directory(judged.job, number)
         gone = before.records.keys() - judged.rejected.keys() - judged.absent - {item.trainer for item in accepted}
         with self._sharing(before.spec) as each:
-            model = before.apply_round_into(directory, accepted, judged.rejected, durable, gone, each)
+            model = before.apply_round_into(directory, accepted, judged.rejected, durable, gone, each, judged.brief)
         self._models[judged.job] = model
         return model.root
 
@@ -336,6 +338,7 @@ def _terms(spec: bytes, kind: Objective, answer_ms: int) -> JobTerms:
         # An objective may have tensors beside those of the model.
         parameters=max(job.model.parameters, layout_from_shapes(kind.tensor_shapes(job, job.decoded_settings)).size),
         role=kind.role,
+        on_request=kind.on_request,
     )
 
 

@@ -522,7 +522,7 @@ def _judged_round(store: LedgerStore, job: bytes, spec: bytes, number: int) -> C
     verdicts = {trainer: find_verdict_by_label(text, own) for trainer, text in stored.verdicts.items()}
     rejected = {trainer: verdict for trainer, verdict in verdicts.items() if verdict not in (None, Verdict.ACCEPT)}
     absent = frozenset(trainer for trainer, verdict in verdicts.items() if verdict is None)
-    return ClosedRoundOutcome(job, number, proposals, rejected, absent)
+    return ClosedRoundOutcome(job, number, proposals, rejected, absent, stored.brief)
 
 
 def _stored_round(closed: ClosedRound, state: LedgerState) -> StoredRound:
@@ -535,5 +535,13 @@ def _stored_round(closed: ClosedRound, state: LedgerState) -> StoredRound:
     }
     stepped = len(outcome.accepted) >= spec.accepted_min
     return StoredRound(
-        closed.job, closed.round, state.height, verdicts, closed.ballots, stepped, job.model_root, outcome.vouchers
+        closed.job,
+        closed.round,
+        state.height,
+        verdicts,
+        closed.ballots,
+        stepped,
+        job.model_root,
+        outcome.vouchers,
+        closed.brief,
     )

@@ -59,6 +59,17 @@ class JobSpecProtocol(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class AdamWTerms:
+    """The terms of one step of AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2)."""
+
+    rate: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    weight_decay: float
+
+
+@dataclass(frozen=True, slots=True)
 class RejectionReason:
     """An objective's own reason to reject a proposal, beside the reasons that all jobs have (`protocol.verdicts`)."""
 
@@ -109,6 +120,9 @@ class Objective:
     settings_type: ClassVar[type | None] = None  # type of the settings that only jobs with this objective have
     # True: only members with a worker can train and re-execute, and the model can be exported.
     needs_worker: ClassVar[bool] = True
+    # True: rounds open only when a module of the ledger requests one, with one trainer and a brief (`ledger.jobs.JobBrief`).
+    on_request: ClassVar[bool] = False
+    limits_norm: ClassVar[bool] = True  # True: an update with an unusual norm is rejected
     role: ClassVar[str] = TRAINER  # role in the ledger of the members that train for this objective
     reads_text: ClassVar[bool] = True  # True: the job names a text, or each trainer has its own text.
     makes_text: ClassVar[bool] = True  # True: the model can generate text for people.
@@ -204,6 +218,10 @@ class Objective:
         Auditors fetch these blobs, and the trainer keeps them.
         """
         return 0
+
+    def outer_terms(self, job: JobSpecProtocol, brief: bytes) -> AdamWTerms | None:
+        """Return the terms of the outer AdamW step that a round's brief names. None: they follow from the specification."""
+        return None
 
     def next_controller_state(self, job: JobSpecProtocol, before: bytes, accepted: Sequence[Any]) -> bytes:
         """Return the controller state of the next round, at most `STEERING_BYTES_MAX`. It is part of the replicated model.

@@ -22,6 +22,7 @@ from typing import Final
 import numpy as np
 
 from training.job_spec import INNER_RATE_MIN, JobSpec, OuterOptimizerKind
+from training.objectives.objective import AdamWTerms
 from training.replicated.tensor_layout import Float32Array
 
 # Smaller magnitudes become zero. The last bit of this number is worth 2^-123, so sums and differences of numbers that are not
@@ -30,7 +31,7 @@ FLUSH_BELOW: Final = np.float32(math.ldexp(1.0, -100))
 # Least power of beta: smaller powers become zero, since 1 minus such a power is already 1.
 POWER_LEAST: Final = math.ldexp(1.0, -60)
 STEP_MAX: Final = float(1 << 25)  # largest corrected AdamW rate: its product with a quotient below 2^-126 is below `FLUSH_BELOW`
-EPSILON: Final = np.float32(1e-8)  # epsilon of AdamW
+EPSILON: Final = 1e-8  # epsilon of AdamW, unless a brief names another one
 
 
 # The method `step` of all optimizers updates one block of `parameters` and of every slot in place, and overwrites `gradient`. If
@@ -73,26 +74,24 @@ class OuterSignum:
 class OuterAdamW:
     """The outer optimizer AdamW. `powers` are beta1^t and beta2^t for the t-th step."""
 
-    rate: float
-    betas: tuple[float, float]
+    terms: AdamWTerms
     powers: tuple[float, float]
-    weight_decay: float
 
     def step(self, parameters: Float32Array, slots: Sequence[Float32Array], gradient: Float32Array, decayed: bool) -> None:
-        first, second = slots
-        scaled = gradient * np.float32(1 - self.betas[0])
-        _remember(first, np.float32(self.betas[0]), scaled)
+        (first, second), terms = slots, self.terms
+        scaled = gradient * np.float32(1 - terms.beta1)
+        _remember(first, np.float32(terms.beta1), scaled)
         gradient *= gradient
-        gradient *= np.float32(1 - self.betas[1])
-        _remember(second, np.float32(self.betas[1]), gradient)
+        gradient *= np.float32(1 - terms.beta2)
+        _remember(second, np.float32(terms.beta2), gradient)
         root = np.sqrt(second, out=gradient)
         root *= np.float32(1 / math.sqrt(1 - self.powers[1]))
-        root += EPSILON
+        root += np.float32(terms.epsilon)
         change = np.divide(first, root, out=root)
-        if decayed and self.weight_decay:
-            parameters *= np.float32(max(0.0, 1 - self.rate * self.weight_decay))
+        if decayed and terms.weight_decay:
+            parameters *= np.float32(max(0.0, 1 - terms.rate * terms.weight_decay))
             _flush(parameters, scaled)
-        _descend(parameters, change, min(self.rate / (1 - self.powers[0]), STEP_MAX))
+        _descend(parameters, change, min(terms.rate / (1 - self.powers[0]), STEP_MAX))
 
 
 # An optimizer for the step of one round, which is computed block by block.
@@ -104,19 +103,21 @@ def initial_beta_powers(spec: JobSpec) -> tuple[float, ...]:
     return (1.0, 1.0) if spec.outer is OuterOptimizerKind.ADAMW else ()
 
 
-def next_beta_powers(spec: JobSpec, powers: tuple[float, ...]) -> tuple[float, ...]:
+def next_beta_powers(spec: JobSpec, powers: tuple[float, ...], named: AdamWTerms | None = None) -> tuple[float, ...]:
     """Return the powers of beta after one more step. Each is a multiplication, since the power functions of libraries differ."""
-    following = (power * beta for power, beta in zip(powers, (spec.beta1, spec.beta2), strict=False))
+    betas = (named or spec).beta1, (named or spec).beta2
+    following = (power * beta for power, beta in zip(powers, betas, strict=False))
     return tuple(power if power >= POWER_LEAST else 0.0 for power in following)
 
 
-def make_outer_optimizer(spec: JobSpec, taken: int, powers: tuple[float, ...]) -> OuterOptimizer:
+def make_outer_optimizer(spec: JobSpec, taken: int, powers: tuple[float, ...], named: AdamWTerms | None = None) -> OuterOptimizer:
     """Return the optimizer for the round after `taken` applied rounds.
 
-    `powers` are the powers of beta, including this round's step.
+    `powers` are the powers of beta, including this round's step. `named` are the terms of the round's brief.
     """
     if spec.outer is OuterOptimizerKind.ADAMW:
-        return OuterAdamW(inner_rate(spec, taken), (spec.beta1, spec.beta2), (powers[0], powers[1]), spec.weight_decay)
+        usual = AdamWTerms(inner_rate(spec, taken), spec.beta1, spec.beta2, EPSILON, spec.weight_decay)
+        return OuterAdamW(named or usual, (powers[0], powers[1]))
     if spec.outer is OuterOptimizerKind.SGD:
         return OuterSgd(spec.outer_rate)
     kind = OuterNesterov if spec.outer is OuterOptimizerKind.NESTEROV else OuterSignum

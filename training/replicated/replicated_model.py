@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -358,6 +359,8 @@ class ReplicatedModel:
 
     @property
     def norm_squared_max(self) -> float:
+        if not self.spec.resolved_objective.limits_norm:
+            return math.inf
         norms, start = self.state.median_norms_squared, self._norm_squared_start
         return NORM_RATIO**2 * (_median(norms, start) if norms else start)
 
@@ -388,16 +391,20 @@ class ReplicatedModel:
         rejected: Mapping[bytes, Verdict],
         gone: Collection[bytes] = (),
         each: ParallelMap = serial_map,
+        brief: bytes = b"",
     ) -> ReplicatedModel:
         """Return the model of the next round, after the vote accepted `accepted` and rejected the proposals of other trainers.
 
-        `gone` are keys that are no longer trainers of the round: their estimates leave the aggregation.
+        `gone` are keys that are no longer trainers of the round: their estimates leave the aggregation. `brief` is that of the
+        round, in a job on request.
         """
-        state, plan, held = self._decide(accepted, rejected, gone, each)
+        state, plan, held = self._decide(accepted, rejected, gone, each, brief)
         if plan is None:
             return self._under_root(state, self.vectors, held, self._vector_leaves)
         following = {name: np.empty_like(vector) for name, vector in self.vectors.items()}
-        leaves = self._step(state, plan, lambda name, block, moved: np.copyto(following[name][block.elements], moved), each)
+        leaves = self._step(
+            state, plan, lambda name, block, moved: np.copyto(following[name][block.elements], moved), each, brief
+        )
         return self._under_root(state, following, held, leaves)
 
     def apply_round_into(
@@ -408,12 +415,13 @@ class ReplicatedModel:
         durable: bool = True,
         gone: Collection[bytes] = (),
         each: ParallelMap = serial_map,
+        brief: bytes = b"",
     ) -> ReplicatedModel:
         """Compute the model as `apply_round`, and write it as `save`.
 
         Only a few blocks for each thread and the changed estimates are in memory.
         """
-        state, plan, held = self._decide(accepted, rejected, gone, each)
+        state, plan, held = self._decide(accepted, rejected, gone, each, brief)
         if plan is None:
             self._under_root(state, self.vectors, held, self._vector_leaves).save(directory, durable)
             return self.open(directory)
@@ -422,7 +430,7 @@ class ReplicatedModel:
             model_directory.ModelDirectoryWriter(directory, model_directory.part_names(self.spec)) as fresh,
         ):
             moved = self._step(
-                state, plan, lambda name, block, moved: fresh.write_bytes_at(name, 4 * block.elements.start, moved), each
+                state, plan, lambda name, block, moved: fresh.write_bytes_at(name, 4 * block.elements.start, moved), each, brief
             )
             fresh.write_estimates(held)
             leaves = _with_estimates(moved, held)
@@ -444,14 +452,20 @@ class ReplicatedModel:
         return self.leaves[: len(self.vectors) * len(self.layout.blocks)]
 
     def _decide(
-        self, accepted: Sequence[AcceptedProposal], rejected: Mapping[bytes, Verdict], gone: Collection[bytes], each: ParallelMap
+        self,
+        accepted: Sequence[AcceptedProposal],
+        rejected: Mapping[bytes, Verdict],
+        gone: Collection[bytes],
+        each: ParallelMap,
+        brief: bytes,
     ) -> tuple[ModelState, aggregate.AggregationPlan | None, dict[bytes, EncodedEstimate]]:
         """Return the next model's state, the plan of the aggregation (None: the round takes no step), and the next estimates."""
         checked = dict(zip((item.trainer for item in accepted), each(self._checked_as_accepted, accepted), strict=True))
         if len(checked) < len(accepted):
             raise LocalProtocolError(f"{len(accepted)} accepted proposals, but a trainer has more than one")
         stepped = len(checked) >= self.spec.accepted_min
-        state = self._next_state(accepted, rejected, gone, stepped, [item.norm_squared for item in checked.values()])
+        norms = [item.norm_squared for item in checked.values()]
+        state = self._next_state(accepted, rejected, gone, stepped, norms, brief)
         updates, held = {trainer: item.update for trainer, item in checked.items()}, dict[bytes, EncodedEstimate]()
         if self.spec.has_estimates:  # The rule also aggregates estimates of trainers without a new payload.
             updates = {trainer: updates.get(trainer) or self._stale(trainer) for trainer in state.records}
@@ -476,13 +490,14 @@ class ReplicatedModel:
         return self._decode(item.trainer, digest, item.payload)
 
     def _step(
-        self, state: ModelState, plan: aggregate.AggregationPlan, take: TakeVectorBlock, each: ParallelMap
+        self, state: ModelState, plan: aggregate.AggregationPlan, take: TakeVectorBlock, each: ParallelMap, brief: bytes
     ) -> tuple[bytes, ...]:
         """Compute the outer step. Pass each new block of each vector to `take`, which must not keep it.
 
         Return the hashes of all blocks.
         """
-        optimizer = outer_optimizer.make_outer_optimizer(self.spec, self.rounds_in_model, state.beta_powers)
+        named = self.spec.resolved_objective.outer_terms(self.spec, brief)
+        optimizer = outer_optimizer.make_outer_optimizer(self.spec, self.rounds_in_model, state.beta_powers, named)
 
         def move(stretch: Sequence[TensorBlock]) -> list[list[bytes]]:
             """Compute the step of a stretch. Return, for each block, the hashes of the new vectors' blocks."""
@@ -509,6 +524,7 @@ class ReplicatedModel:
         gone: Collection[bytes],
         stepped: bool,
         norms: Sequence[float],
+        brief: bytes,
     ) -> ModelState:
         records = dict(self.records)
         for trainer, verdict in rejected.items():
@@ -530,7 +546,8 @@ class ReplicatedModel:
             known = [key for key in records if key in self.records]
             new = sorted(records.keys() - self.records.keys())
             records = {key: records[key] for key in (*known, *new[: self.spec.estimates_max - len(known)])}
-        powers = outer_optimizer.next_beta_powers(self.spec, self.state.beta_powers) if stepped else self.state.beta_powers
+        named = self.spec.resolved_objective.outer_terms(self.spec, brief)
+        powers = outer_optimizer.next_beta_powers(self.spec, self.state.beta_powers, named) if stepped else self.state.beta_powers
         remembered = _remember(self.state.median_norms_squared, norms, self._norm_squared_start)
         declared = [self.spec.decode_declaration(item.proposal.declaration) for item in accepted]
         steering = self.spec.resolved_objective.next_controller_state(self.spec, self.state.steering, declared)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.training.replicated.support import RAGGED, SMALL, buffer
 from training.job_spec import OUTER_SLOTS, JobSpec, OuterOptimizerKind
+from training.objectives.objective import AdamWTerms
 from training.replicated import outer_optimizer
 from training.replicated.outer_optimizer import inner_rate
 from training.replicated.tensor_layout import Float32Array
@@ -53,7 +54,7 @@ def test_sign_moves_everything_by_the_rate_against_the_momentum() -> None:
 @pytest.mark.parametrize("decayed", [True, False])
 def test_adamw_rounds_every_operation_on_its_own(decayed: bool) -> None:
     second = V * V
-    optimizer = outer_optimizer.OuterAdamW(0.01, (0.9, 0.95), (0.9**3, 0.95**3), 0.5)
+    optimizer = outer_optimizer.OuterAdamW(AdamWTerms(0.01, 0.9, 0.95, 1e-8, 0.5), (0.9**3, 0.95**3))
     parameters, m, v = stepped(optimizer, P, V, second, G, decayed=decayed)
     for i in range(0, RAGGED.size, 97):
         first = one(one(one(0.9) * V[i]) + one(G[i] * one(1 - 0.9)))
@@ -158,3 +159,19 @@ def test_rates_beyond_all_reason_leave_finite_numbers() -> None:
         powers = outer_optimizer.next_beta_powers(wild, powers)
         vectors = stepped(outer_optimizer.make_outer_optimizer(wild, number, powers), *vectors, G * one(2.0**40))
     assert all(np.isfinite(vector).all() for vector in vectors)
+
+
+def test_named_terms_take_the_place_of_those_of_the_specification() -> None:
+    """Fifty steps of changing rates, with a tiny epsilon and weight decay, are those of AdamW in float64."""
+    theta, m, v = P.astype(np.float64), np.zeros(RAGGED.size), np.zeros(RAGGED.size)
+    exact = [P, np.zeros_like(P), np.zeros_like(P)]
+    powers = outer_optimizer.initial_beta_powers(ADAMW)
+    for number in range(50):
+        terms = AdamWTerms(1e-3 / (1 + number % 7), 0.8, 0.99, 1e-12, 0.1)
+        gradient = buffer(RAGGED, "gradient", number, deviation=1e-4)
+        powers = outer_optimizer.next_beta_powers(ADAMW, powers, terms)
+        exact = stepped(outer_optimizer.make_outer_optimizer(ADAMW, number, powers, terms), *exact, gradient)
+        m, v = 0.8 * m + 0.2 * gradient, 0.99 * v + 0.01 * np.square(gradient, dtype=np.float64)
+        root = np.sqrt(v / (1 - 0.99 ** (number + 1))) + 1e-12
+        theta = theta * (1 - terms.rate * 0.1) - terms.rate * m / (1 - 0.8 ** (number + 1)) / root
+    assert np.abs(exact[0] - theta).max() < 1e-6 and np.abs(exact[0] - P).max() > 1e-3

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from protocol.errors import LocalProtocolError
 from protocol.limits import TRAINERS_MAX
-from training.job_spec import AggregationRule
+from training.job_spec import BITS_ROBUST_MAX, AggregationRule
 from training.replicated.aggregate.level_matrix import LevelMatrix, Row, group_blocks
 from training.replicated.aggregate.robust_rules import FACTOR_BITS, UpdateCombination, combine_updates
 from training.replicated.codec import LEVEL_MAX, SCALE_BITS, QuantizedUpdate
@@ -23,6 +23,7 @@ from training.replicated.parallel_map import ParallelMap, serial_map
 from training.replicated.tensor_layout import ElementRun, Float32Array
 
 SUM_BITS: Final = 30  # most bits of the sum of an element over a round's updates: after rounding up, the sum still fits an int32
+SUM_BITS_WIDE: Final = 61  # the same for an int64, for levels of 16 bits, whose products with scales have 35 bits
 # Least bits of a round's largest element. If 32-bit sums of mixed updates leave fewer, sums have 64 bits.
 GRID_BITS_MIN: Final = 22
 # Least exponent of the grid: aggregates are then zero or at least `FLUSH_BELOW`, and derived numbers are normal.
@@ -41,11 +42,11 @@ assert math.ldexp(1.0, GRID_EXPONENT_MIN) / TRAINERS_MAX**2 >= FLUSH_BELOW
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AggregationPlan:
-    """A plan that `iter_aggregate` executes block by block. It needs memory for 8-bit levels of all updates in a few blocks."""
+    """A plan that `iter_aggregate` executes block by block. It needs memory for the levels of all updates in a few blocks."""
 
     updates: tuple[QuantizedUpdate, ...]  # updates in ascending order of origin, so that their order of arrival does not matter
     # For each update, the scales of its chunks times its factor, in units of 2^exponent.
-    scales: tuple[npt.NDArray[np.int32], ...]
+    scales: tuple[Row, ...]
     exponent: int
     # For each update, the numbers of the updates that it is not mixed with; empty: no mixing.
     outsiders: tuple[tuple[int, ...], ...]
@@ -115,9 +116,13 @@ def plan_on_grid(updates: Sequence[QuantizedUpdate], combination: UpdateCombinat
     least = min(update.exponent for update in updates)
     largest = [int(u.scales.max()) * factor << u.exponent - least for u, factor in zip(updates, factors, strict=True)]
     bound, sums = _largest_sum(largest, combination)
-    excess = max(0, (bound * TOP[updates[0].bits]).bit_length() - SUM_BITS)
+    is_wide = updates[0].bits > BITS_ROBUST_MAX
+    assert not (is_wide and by_coordinate), "levels of 16 bits have the rule `mean`"
+    excess = max(0, (bound * TOP[updates[0].bits]).bit_length() - (SUM_BITS_WIDE if is_wide else SUM_BITS))
     exponent = max(GRID_EXPONENT_MIN, least - FACTOR_BITS + excess)
-    scales = tuple(_rescale(update, factor, exponent) for update, factor in zip(updates, factors, strict=True))
+    dtype: type[np.signedinteger[Any]] = np.int64 if is_wide else np.int32
+    scales = tuple(_rescale(update, factor, exponent).astype(dtype) for update, factor in zip(updates, factors, strict=True))
+    sums = np.int64 if is_wide else sums
     return AggregationPlan(updates, scales, exponent, combination.outsiders, combination.trimmed, combination.divisor, sums)
 
 
@@ -131,14 +136,12 @@ def _largest_sum(largest: list[int], combination: UpdateCombination) -> tuple[in
     return len(largest) * max(largest), np.int64  # This is the bound for a mixed row, which is still int32.
 
 
-def _rescale(update: QuantizedUpdate, factor: int, exponent: int) -> npt.NDArray[np.int32]:
+def _rescale(update: QuantizedUpdate, factor: int, exponent: int) -> npt.NDArray[np.int64]:
     scaled = update.scales * factor
     shift = exponent + FACTOR_BITS - update.exponent
     if shift > 62 or not scaled.any():  # All scales round to zero. A wider shift would be undefined.
-        return np.zeros(len(scaled), dtype=np.int32)
-    if shift <= 0:
-        return (scaled << -shift).astype(np.int32)
-    return ((scaled + (1 << shift - 1)) >> shift).astype(np.int32)
+        return np.zeros(len(scaled), dtype=np.int64)
+    return scaled << -shift if shift <= 0 else (scaled + (1 << shift - 1)) >> shift
 
 
 # Selection of the middle values of every coordinate -----------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,7 @@ assert LEVEL_MAX**2 <= FLOAT32_MAX
 
 Integers = list[list[int]]
 Int64Array = npt.NDArray[np.int64]
-Row = npt.NDArray[np.int32]
+Row = npt.NDArray[np.signedinteger[Any]]  # of 32 bits, or of 64 for levels of 16 bits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +62,7 @@ class LevelMatrix:
             last = min(first + step, len(self.lengths))
             yield slice(first, last), slice(int(ends[first]), int(ends[last]))
 
-    def scaled_row(self, number: int, scales: npt.NDArray[np.int32], chunks: slice, columns: slice) -> Row:
+    def scaled_row(self, number: int, scales: Row, chunks: slice, columns: slice) -> Row:
         """Return the elements of update `number` in these columns, which are those of `chunks` with these scales."""
         values = np.repeat(scales, self.lengths[chunks])
         values *= self.rows[number][columns]

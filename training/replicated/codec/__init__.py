@@ -1,6 +1,6 @@
 """The payload of a trainer's update, in one canonical byte string (docs/protocol/codec.md).
 
-A payload has a level of 1 to 8 bits for every element, a scale for every chunk, and one exponent. With one bit a payload is the
+A payload has a level of 1 to 16 bits for every element, a scale for every chunk, and one exponent. With one bit a payload is the
 scaled sign of EF-signSGD (Karimireddy 2019, arXiv:1901.09847). The codec uses only numpy, and gives the same bits on all
 machines.
 """

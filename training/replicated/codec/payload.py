@@ -46,7 +46,7 @@ class PayloadHeader:
     base: bytes  # root of the model on which the update was computed
     local_steps: int
     batch: int
-    bits: int  # bits of one level: 1, 2, 4 or 8
+    bits: int  # bits of one level: 1, 2, 4, 8 or 16
 
     @cached_property
     def origin(self) -> bytes:
@@ -107,7 +107,7 @@ def iter_chunk_rows(layout: TensorLayout) -> Iterator[ChunkRows]:
 class QuantizedUpdate:
     """A quantized update. Each element is exactly its level · the scale of its chunk · 2^exponent."""
 
-    bits: int  # bits of one level: 1, 2, 4 or 8
+    bits: int  # bits of one level: 1, 2, 4, 8 or 16
     origin: bytes  # digest of the header, which differs between the trainers of a round
     layout: TensorLayout
     exponent: int
@@ -150,13 +150,15 @@ class QuantizedUpdate:
     def norm_squared(self) -> float:
         """Return ‖update‖²: an exact integer, rounded once to the nearest float64."""
         squares = self.layout.chunk_lengths if self.bits == 1 else self._squares_and_tops[0]
-        # `bincount` adds exactly in float64, since the sums are far below 2^53.
-        sums = np.bincount(self.codes, weights=squares, minlength=len(quantization.SCALES))
+        sums = np.zeros(len(quantization.SCALES), dtype=np.int64)
+        np.add.at(sums, self.codes, squares)  # exact: a chunk has less than 2^42, and a model less than 2^20 chunks
         total = sum(int(level) * int(scale) ** 2 for level, scale in zip(sums, quantization.SCALES, strict=True))
         return math.ldexp(float(total), 2 * self.exponent)
 
     def dequantize(self) -> Float32Array:
-        """Return the whole update as float32. The elements are exact, since a level times a scale has twelve significant bits."""
+        """Return the whole update as float32. The elements are exact, since a level times a scale has at most 20 significant
+        bits.
+        """
         values = quantization.scale_values(self.codes, self.exponent)
         elements = np.empty(self.layout.size, dtype=np.float32)
         for block in self.layout.blocks:
@@ -185,15 +187,17 @@ class QuantizedUpdate:
                 raise malformed_payload("a chunk does not use its scale's range")
 
     @cached_property
-    def _squares_and_tops(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    def _squares_and_tops(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint16]]:
         """Return two arrays: the sum of level² of each chunk, for norms, and the largest |level| of each chunk, for checks."""
-        squares, largest = np.empty(len(self.codes), dtype=np.int64), np.empty(len(self.codes), dtype=np.uint8)
+        squares, largest = np.empty(len(self.codes), dtype=np.int64), np.empty(len(self.codes), dtype=np.uint16)
         for rows in iter_chunk_rows(self.layout):
             unpacked = quantization.unpack_levels(self._byte_rows(rows), self.bits)
-            # Int8 has no absolute value of −128. The view as uint8 makes it 128.
-            magnitudes = np.abs(unpacked[:, : rows.length]).view(np.uint8)
+            # Signed integers have no absolute value of their least number. The view as unsigned integers makes it right.
+            magnitudes = np.abs(unpacked[:, : rows.length])
+            magnitudes = magnitudes.view(f"u{magnitudes.itemsize}")
             largest[rows.chunks] = magnitudes.max(axis=1)
-            squares[rows.chunks] = np.square(magnitudes, dtype=np.uint16).sum(axis=1, dtype=np.int64)
+            wide = np.uint16 if self.bits <= 8 else np.uint32
+            squares[rows.chunks] = np.square(magnitudes, dtype=wide).sum(axis=1, dtype=np.int64)
         return squares, largest
 
     def _bytes_of(self, chunks: slice) -> quantization.Bytes:

@@ -5,6 +5,7 @@
     2     ±1, ±3               sign (1 = negative), then (|level| − 1) / 2
     4     ±1, ±3, … ±15        the same
     8     −127 … 127           two's complement
+    16    −32767 … 32767       two's complement, little-endian
 
 Up to four bits no level is zero: a zero would cost a sixteenth of the range or more, and error feedback transmits the rest. The
 first element in a byte has its highest bits.
@@ -29,11 +30,11 @@ import numpy.typing as npt
 from protocol.errors import LocalProtocolError
 from training.replicated.tensor_layout import CHUNK, Float32Array
 
-Levels = npt.NDArray[np.int8]
+Levels = npt.NDArray[np.int8] | npt.NDArray[np.int16]
 Bytes = npt.NDArray[np.uint8]
 
-LEVEL_MAX: Final = 127
-TOP: Final = {1: 1, 2: 3, 4: 15, 8: LEVEL_MAX}  # largest level for each number of bits
+LEVEL_MAX: Final = 127  # largest level of at most eight bits
+TOP: Final = {1: 1, 2: 3, 4: 15, 8: LEVEL_MAX, 16: 32767}  # largest level for each number of bits
 
 
 def _of_code(code: int, bits: int) -> int:
@@ -55,14 +56,14 @@ _FACTORS: Final = {2: 1 << 30 | 1 << 20 | 1 << 10 | 1, 4: 1 << 12 | 1}
 
 def unpack_levels(packed: Bytes, bits: int) -> Levels:
     """Return all levels in the packed bytes, also those that only pad the last byte."""
-    if bits == 8:
-        return packed.view(np.int8)
+    if bits >= 8:
+        return packed.view(np.int8 if bits == 8 else "<i2")
     return _TABLES[bits].take(packed).view(np.int8)
 
 
 def pack_levels(codes: Bytes, bits: int) -> Bytes:
     """Return the codes, packed into bytes along the last axis. The last byte of each row is padded with zero bits."""
-    if bits == 8:
+    if bits >= 8:
         return codes
     if bits == 1:
         return np.packbits(codes, axis=-1)
@@ -75,10 +76,10 @@ def pack_levels(codes: Bytes, bits: int) -> Bytes:
 
 
 def quantize_levels(part: Float32Array, units: Float32Array, bits: int) -> Bytes:
-    """Return the code of the level nearest to each element / its scale; zero counts as positive.
+    """Return the code of the level nearest to each element / its scale; zero counts as positive. A code of 16 bits is two bytes.
 
     `units` are the `level_units` of the scales. Quotients in float32 are on the same side of every edge between two levels as
-    exact ones: an edge times its unit has thirteen bits, so it is a float32. |m| equals this product or differs from it by at
+    exact ones: an edge times its unit has at most 21 bits, so it is a float32. |m| equals this product or differs from it by at
     least one unit in the last place, and a quotient is rounded by at most half a unit.
     """
     negative = (part < 0).view(np.uint8)
@@ -86,13 +87,13 @@ def quantize_levels(part: Float32Array, units: Float32Array, bits: int) -> Bytes
         return negative
     ratios = np.abs(part)
     ratios /= units
-    np.minimum(ratios, TOP[bits] / 2 if bits < 8 else LEVEL_MAX, out=ratios)
+    np.minimum(ratios, TOP[bits] / 2 if bits < 8 else TOP[bits], out=ratios)
     if bits < 8:
         negative *= 1 << bits - 1
         negative |= ratios.astype(np.uint8)
         return negative
-    magnitudes = np.rint(ratios, out=ratios).astype(np.uint8)
-    return (magnitudes ^ -negative) + negative  # negative levels in two's complement
+    np.rint(ratios, out=ratios)
+    return np.copysign(ratios, part, out=ratios).astype(np.int8 if bits == 8 else "<i2").view(np.uint8)
 
 
 def level_units(scales: Float32Array, bits: int) -> Float32Array:
@@ -113,8 +114,8 @@ UNIT_MIN: Final = EXPONENT_MIN + SCALE_BITS - 1 - GRID_BITS
 EXPONENT_MAX: Final = 12  # largest exponent of a payload: scales below 2^32, more than any useful update needs
 
 # Range of the levels of a chunk, in units of its mean |m|, for each number of bits. Larger elements are clipped, and error
-# feedback transmits their rest, since a few large elements would leave no levels for all others (decision 27). Eight bits need no
-# range.
+# feedback transmits their rest, since a few large elements would leave no levels for all others (decision 27). With eight
+# bits and more there is no range.
 RANGE: Final = {2: 2, 4: 4}
 
 Codes = npt.NDArray[np.uint8]

@@ -7,9 +7,9 @@ larger and the next smaller scale, t is the largest level and r is `quantization
     1     any magnitude                                   mean from (s⁻ + s) / 2 to (s + s⁺) / 2
     2, 4  (|l| − 1) · s to (|l| + 1) · s;                 largest and r · mean are at least t · s,
           level ±t has no upper bound                     and one of these two is less than t · s⁺
-    8     (|l| − ½) · s to (|l| + ½) · s;                 none
-          level ±127 has up to 127 · s⁺;
-          with scale 0 all are less than 127 · s⁺
+    8, 16 (|l| − ½) · s to (|l| + ½) · s;                 none
+          level ±t has up to t · s⁺;
+          with scale 0 all are less than t · s⁺
 
 Elements have the signs of their levels; with level 0, any sign. A chunk of scale 0 has no lower bounds.
 
@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from training.replicated.codec import quantization
 from training.replicated.codec.payload import QuantizedUpdate
-from training.replicated.codec.quantization import LEVEL_MAX, TOP, Integers
+from training.replicated.codec.quantization import TOP, Integers
 from training.replicated.tensor_layout import Float32Array, TensorBlock
 
 Floats = npt.NDArray[np.float64]
@@ -68,7 +68,7 @@ def _squares(update: QuantizedUpdate, block: TensorBlock, v: Float32Array, low: 
     """Return the squared distances of a block from the vectors with these levels and from those with these scales, shape (2,)."""
     bits, lengths, values = update.bits, update.layout.chunk_lengths[block.chunks], v.astype(np.float64)
     units = np.repeat(quantization.SCALES[update.codes[block.chunks]] * math.ldexp(1.0, update.exponent), lengths)
-    tops = np.repeat(high, lengths) if bits == 8 else np.inf
+    tops = np.repeat(high, lengths) if bits >= 8 else np.inf
     of_levels = _outside_levels(values, update.levels_of(block).astype(np.float64), units, tops, bits)
     of_scales = _outside_scales(np.abs(values), lengths, low, high, bits) if bits < 8 else 0.0
     # `einsum`: the vectors are too short for a BLAS and its threads.
@@ -78,9 +78,9 @@ def _squares(update: QuantizedUpdate, block: TensorBlock, v: Float32Array, low: 
 def _outside_levels(values: Floats, levels: Floats, units: Floats, tops: Floats | float, bits: int) -> Floats:
     sizes = np.abs(levels)
     signed = np.where(levels == 0, np.abs(values), values * np.sign(levels))
-    if bits == 8:
+    if bits >= 8:
         least = sizes - 0.5
-        most = np.where((sizes == LEVEL_MAX) | (units == 0), tops, (sizes + 0.5) * units)
+        most = np.where((sizes == TOP[bits]) | (units == 0), tops, (sizes + 0.5) * units)
     else:
         is_open = (sizes == TOP[bits]) | (units == 0)
         least, most = sizes - 1, np.where(is_open, np.inf, (sizes + 1) * units)

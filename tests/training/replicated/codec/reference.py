@@ -14,7 +14,7 @@ from fractions import Fraction
 
 ORIGIN = struct.Struct("<32sQ32s32sII")
 HEADER = struct.Struct("<B32sb")
-TOP = {1: 1, 2: 3, 4: 15, 8: 127}
+TOP = {1: 1, 2: 3, 4: 15, 8: 127, 16: 32767}
 RANGE = {2: 2, 4: 4}
 LEAST, MOST = -84, 12
 
@@ -60,6 +60,8 @@ def write(said: Said) -> bytes:
 def _form(level: int, bits: int) -> str:
     if bits == 8:
         return _binary(level % 256, 8)
+    if bits == 16:  # the lower byte comes first
+        return _binary(level % 256, 8) + _binary(level // 256 % 256, 8)
     return ("1" if level < 0 else "0") + _binary((abs(level) - 1) // 2, bits - 1)
 
 
@@ -105,6 +107,8 @@ def _read(payload: bytes, lengths: Sequence[int]) -> Said:
 
 
 def _level(form: str) -> int:
+    if len(form) == 16:
+        return (int(form[8:] + form[:8], 2) + 32768) % 65536 - 32768
     if len(form) == 8:
         return (int(form, 2) + 128) % 256 - 128
     return (-1 if form[0] == "1" else 1) * (2 * int("0" + form[1:], 2) + 1)
@@ -176,8 +180,8 @@ def _code(scale: Fraction, half: Fraction) -> int:
 
 
 def _nearest(element: Fraction, scale: Fraction, bits: int) -> int:
-    """Return the level nearest to element / scale. Ties go to the even level at 8 bits, otherwise to the larger one."""
+    """Return the level nearest to element / scale. Ties go to the even level at 8 bits and more, otherwise to the larger one."""
     ratio = abs(element) / scale
-    level = round(ratio) if bits == 8 else 2 * int(ratio / 2) + 1
+    level = round(ratio) if bits >= 8 else 2 * int(ratio / 2) + 1
     level = min(level, TOP[bits])
     return -level if element < 0 else level

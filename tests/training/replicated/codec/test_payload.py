@@ -114,7 +114,8 @@ def test_there_is_a_level_for_every_element_in_order(bits: int, layout: TensorLa
     dense, scales = update.dequantize().astype(np.float64), update.scales * 2.0**update.exponent
     for block in layout.blocks:
         levels = update.levels_of(block)
-        assert levels.dtype == np.int8 and np.abs(levels.astype(int)).max() <= codec.LEVEL_MAX
+        assert levels.dtype == (np.int16 if bits == 16 else np.int8)
+        assert np.abs(levels.astype(int)).max() <= quantization.TOP[bits]
         assert np.array_equal(levels * np.repeat(scales[block.chunks], layout.chunk_lengths[block.chunks]), dense[block.elements])
 
 
@@ -132,7 +133,7 @@ def test_blocks_are_read_alike_in_any_order_alone_and_together(bits: int) -> Non
 def test_a_block_with_other_scales_keeps_its_levels(bits: int) -> None:
     update = codec.read_payload(codec.encode_payload(header(0, bits), buffer(RAGGED, "signed"), RAGGED), RAGGED)
     dense = update.dequantize()
-    for kind in (np.int32, np.int64, np.float32):
+    for kind in (np.int32 if bits <= 8 else np.int64, np.int64, np.float32):
         rows = [update.scaled_elements(block, (3 * update.scales).astype(kind)) for block in RAGGED.blocks]
         assert all(row.dtype == kind for row in rows)
         assert np.array_equal(np.concatenate(rows), (3 * dense / np.float32(2.0**update.exponent)).astype(kind))
@@ -229,7 +230,7 @@ def test_an_update_of_zeros_has_one_form(bits: int) -> None:
 
 @pytest.mark.parametrize(
     ("at", "value"),
-    [(0, 0), (0, 3), (0, 16), (HEADER_BYTES - 1, 13), (HEADER_BYTES - 1, 256 - 85)],
+    [(0, 0), (0, 3), (0, 32), (HEADER_BYTES - 1, 13), (HEADER_BYTES - 1, 256 - 85)],
 )
 @each_width
 def test_other_bits_or_an_exponent_out_of_range_is_refused(bits: int, at: int, value: int) -> None:
@@ -284,11 +285,11 @@ def test_levels_are_within_half_a_step_of_what_they_stand_for(bits: int) -> None
     """Values beyond the scale's range are an exception: they are clipped."""
     m = buffer(RAGGED, "steps")
     update = codec.read_payload(codec.encode_payload(header(0, bits), m, RAGGED), RAGGED)
-    dense, top = update.dequantize(), {1: 1, 2: 3, 4: 15, 8: 127}[bits]
+    dense, top = update.dequantize(), quantization.TOP[bits]
     steps = np.repeat(update.scales * 2.0**update.exponent, RAGGED.chunk_lengths)
     said = dense != 0
     inside = said & (np.abs(m) < top * steps) & (bits > 1)
-    half = 0.5 if bits == 8 else 1.0  # a step lies between neighbouring levels, which are two scales apart below 8 bits
+    half = 0.5 if bits >= 8 else 1.0  # a step lies between neighbouring levels, which are two scales apart below 8 bits
     assert np.all(np.abs(dense - m)[inside] <= half * steps[inside] * (1 + 1e-6))
     assert np.all(np.abs(dense)[said & ~inside] <= np.maximum(np.abs(m), top * steps)[said & ~inside] * (1 + 1e-6))
     assert np.array_equal(np.signbit(dense)[said], np.signbit(m)[said])
@@ -323,6 +324,7 @@ GOLDEN = {
     2: "b0babe78fb55d2d450352e5d2d3ed347928c094a87dd690e51eb704aceabe43b",
     4: "9eba02cb78ef4a96680c30bb78b3a70fd6ab3c07768a51379dbc6f09dc4a954e",
     8: "9ac34bc64271939a83199c9192af6eea0aa183eabd7dc0a5c810b95d6e1c9e8b",
+    16: "d8d655959ba2f247b0579fa41755560b26d3ac53794d62837e0c3cf972e8e6ae",
 }
 
 
