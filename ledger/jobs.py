@@ -326,6 +326,7 @@ class Job:
             voting_keys=frozenset(self.voting_keys.items()),
             called_last=frozenset(key for key, record in records if record.assigned_last_until > self.round),
             suspended=frozenset(key for key, record in records if record.suspended_until > self.round),
+            may_be_empty=bool(self.brief),
         )
 
 

@@ -458,7 +458,9 @@ class OpenRoundState:
 
     def make_ballot_if_due(self, now: float) -> Ballot | None:
         """Return our ballot, once, when all awaited proposals are judged, or after our timeout (T2 or T3)."""
-        if self.me not in self.terms.voters or self.me in self.ballots or not self.trainers_in_ballot:
+        if self.me not in self.terms.voters or self.me in self.ballots:
+            return None
+        if not self.trainers_in_ballot and not (self.terms.may_be_empty and now >= self.proposals_due_at):
             return None
         return self._ballot() if self._ready(now) else None
 

@@ -27,6 +27,7 @@ class RoundTerms:
     # (key of a trainer, key with which its member votes) where the two keys differ.
     voting_keys: frozenset[tuple[bytes, bytes]] = frozenset()
     called_last: frozenset[bytes] = frozenset()  # re-executors that have sent no vouch recently: they are called after the others
+    may_be_empty: bool = False  # True: if no proposal arrives by T1, the round closes without one, and another trainer follows
     suspended: frozenset[bytes] = frozenset()  # re-executors with false vouches: they are not called if others suffice
 
     @property

@@ -602,3 +602,41 @@ def test_a_closing_with_a_ballot_of_a_stranger_or_of_another_round_is_refused() 
     ):
         with pytest.raises(RemoteProtocolError):
             problem(terms(), RoundCertificate(JOB, 0, ascending([*accepted.ballots, signed]), (), accepted.proposals, ()))
+
+
+# Rounds that may close without a proposal ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("voter", [0, 3])
+def test_a_ballot_without_a_proposal_is_cast_after_t1_where_the_round_may_be_empty(voter: int) -> None:
+    of = dataclasses.replace(terms(4, auditors=3, trainers=1), may_be_empty=True)
+    mine, usual = book(voter, of), book(voter, terms(4, auditors=3, trainers=1))
+    t1 = mine.proposals_due_at
+    assert t1 == OPENED + TIMERS.proposals_max_seconds and mine.next_deadline(OPENED) == t1
+    assert mine.make_ballot_if_due(t1 - 0.01) is None
+    cast = mine.make_ballot_if_due(t1)
+    assert cast is not None and cast.judgements == ()
+    assert usual.make_ballot_if_due(t1 + 1e6) is None
+
+
+def test_empty_ballots_of_a_quorum_close_the_round_without_an_update() -> None:
+    of = dataclasses.replace(terms(4, auditors=3, trainers=1), may_be_empty=True)
+    leader = book(0, of)
+    for voter in range(3):
+        assert leader.certificate() is None
+        hear_ballot(leader, voter, ballot({}))
+    closing = leader.certificate()
+    assert closing is not None and problem(of, closing) is None and not closing.proposals
+    result = compute_round_result(of, opened(closing)[0], vouched(of))
+    assert not result.accepted and result.absent == of.trainers
+
+
+def test_a_proposal_that_arrives_before_t1_is_judged() -> None:
+    of = dataclasses.replace(terms(4, trainers=1), may_be_empty=True)
+    mine = book(1, of)
+    hear_proposal(mine, 0, now=OPENED + 1)
+    t1 = mine.proposals_due_at
+    assert mine.make_ballot_if_due(t1) is None, "its checks are not over"
+    judge_proposal(mine, 0, ACCEPT, now=t1)
+    cast = mine.make_ballot_if_due(t1)
+    assert cast is not None and [judged.verdict for judged in cast.judgements] == [ACCEPT]
