@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -45,6 +45,7 @@ class RoundContext:
     model_directory: Path
     blobs: DiskBlobStore
     fetch: FetchBlob
+    brief: bytes = field(kw_only=True, default=b"")  # brief of the round, in a job on request
 
     @property
     def job(self) -> bytes:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
 
 from ledger.audits.loss_commitments import LossMillionths
+from ledger.jobs import BRIEF_BYTES_MAX
 from protocol import codec
 from protocol.codec import Count, Digest, Key, Length
 from protocol.errors import FolkmootError, RemoteProtocolError
@@ -28,6 +29,7 @@ from protocol.verdicts import Verdict
 # some paths and digests.
 FRAME_BYTES_MAX = 1 << 20
 FILES_MAX = 9  # most files of a job beside text and tokenizer: eight that its objective reads, and its first parameters
+ROUND_FILES_MAX = 257  # most files of one round: a list of 256 blobs, and these blobs
 DEVICES_MAX = 64  # most devices in a worker's description, and most versions of libraries
 TEXT_BYTES_MAX = 64 << 10  # most bytes of a prompt, and of a generated text
 ERROR_CHARACTERS_MAX = 500  # most characters of an error: one line for a person
@@ -148,6 +150,14 @@ class DeclarationFiles:
     files: Annotated[dict[Digest, Path], Length(0, DECLARATION_BYTES_MAX // 32)] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class BriefFiles:
+    """The brief of a round of a job on request, and the files of `Objective.round_files`, by digest."""
+
+    encoded: Annotated[bytes, Length(0, BRIEF_BYTES_MAX)] = b""
+    files: Annotated[dict[Digest, Path], Length(0, ROUND_FILES_MAX)] = field(default_factory=dict)
+
+
 # Requests ------------------------------------------------------------------------------------------------------------
 
 
@@ -212,6 +222,7 @@ class ProposeRequest(WorkerRequest[ProposeReply]):
     declared_out: Path | None = None
     # Declaration that the local steps use, with its files in `declared_out`; None: the engine makes a new declaration.
     declared: DeclarationFiles | None = None
+    brief: BriefFiles = BriefFiles()
 
     @property
     def payload_out(self) -> str:
@@ -234,6 +245,7 @@ class AuditRequest(WorkerRequest[AuditReply]):
     inner: Path | None = None  # inner state that the proposal commits to, if the job keeps inner states
     previous_inner: Path | None = None  # inner state that the proposal's `inner_from` names
     declared: DeclarationFiles = DeclarationFiles()
+    brief: BriefFiles = BriefFiles()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import trio
 
-from peer.roles.voter import Voter, propose_request, publish_proposal, read_bounded_blob
+from peer.roles.voter import Voter, fetch_brief, propose_request, publish_proposal, read_bounded_blob
 from peer.worker.supervisor import WorkerSupervisor
 from protocol.errors import UserError
 from protocol.limits import DATA_SHARD_BYTES, MESSAGE_BYTES_MAX
@@ -86,6 +86,7 @@ class Trainer(Voter):
             await super().propose(round)
             return
         request = propose_request(round, self.text_folder / f"{round.job.hex()[:16]}-{round.number}.buffer")
+        request = replace(request, brief=await fetch_brief(round))
         outs = (request.buffer_out, request.payload_out, request.inner_out, request.declared_out)
         # Each output file may have a list of its parts beside it.
         made = {Path(f"{out}{end}") for out in outs if out is not None for end in ("", LIST_SUFFIX)}

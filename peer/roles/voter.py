@@ -26,7 +26,7 @@ from training.round_context import OpenRoundContext, ReplayResult, RoundContext,
 
 if TYPE_CHECKING:
     from training.replicated.error_feedback import FeedbackRecord
-    from training.worker_protocol import AuditReply, AuditRequest, DeclarationFiles, ProposeReply, ProposeRequest
+    from training.worker_protocol import AuditReply, AuditRequest, BriefFiles, DeclarationFiles, ProposeReply, ProposeRequest
 
 
 SUFFIX = ".losses"
@@ -229,21 +229,51 @@ async def audit_request(round: RoundContext, trainer: bytes, proposal: Proposal)
         inner=str(blobs.path(proposal.inner)) if proposal.inner else None,
         previous_inner=str(blobs.path(proposal.inner_from)) if proposal.inner_from else None,
         declared=await fetch_declared(round, trainer, proposal),
+        brief=await fetch_brief(round, trainer),
     )
+
+
+async def fetch_brief(round: RoundContext, *holders: bytes) -> BriefFiles:
+    """Fetch the blobs that the round's brief names. `holders` are peers that may have them.
+
+    Raises `RemoteProtocolError` if the brief or one of its blobs is malformed.
+    """
+    from training.worker_protocol import ROUND_FILES_MAX, BriefFiles
+
+    objective, files = round.spec.resolved_objective, dict[bytes, str]()
+    while missing := {
+        digest: size_max
+        for digest, size_max in objective.round_files(round.spec, round.brief, _as_paths(files)).items()
+        if digest not in files
+    }:
+        if len(files) + len(missing) > ROUND_FILES_MAX:
+            raise RemoteProtocolError("bad-brief", f"the round has more than {ROUND_FILES_MAX} files")
+        files |= await _fetch_bounded(round, missing, "brief", *holders)
+    return BriefFiles(round.brief, files)
+
+
+def _as_paths(files: Mapping[bytes, str]) -> dict[bytes, Path]:
+    return {digest: Path(file) for digest, file in files.items()}
 
 
 async def fetch_declared(round: RoundContext, trainer: bytes, proposal: Proposal) -> DeclarationFiles:
     """Fetch the blobs that a declaration names. Raises `RemoteProtocolError` if the declaration is invalid."""
     from training.worker_protocol import DeclarationFiles
 
+    named = round.spec.declared_blobs(proposal.declaration)
+    return DeclarationFiles(proposal.declaration, await _fetch_bounded(round, named, "declaration", trainer))
+
+
+async def _fetch_bounded(round: RoundContext, named: Mapping[bytes, int], what: str, *holders: bytes) -> dict[bytes, str]:
+    """Fetch blobs with these most bytes, and return their files by digest. Raises `RemoteProtocolError` for a larger blob."""
     files = dict[bytes, str]()
-    for digest, size_max in round.spec.declared_blobs(proposal.declaration).items():
-        await fetch_audit_data(round, digest, size_max, trainer)
+    for digest, size_max in named.items():
+        await fetch_audit_data(round, digest, size_max, *holders)
         size = round.blobs.size(digest)
         if size is not None and size > size_max:  # a larger blob with this digest was stored for another purpose
-            raise RemoteProtocolError("bad-declaration", f"a blob of {size} bytes, at most {size_max} are allowed")
+            raise RemoteProtocolError(f"bad-{what}", f"a blob of {size} bytes, at most {size_max} are allowed")
         files[digest] = str(round.blobs.path(digest))
-    return DeclarationFiles(proposal.declaration, files)
+    return files
 
 
 async def _fetched(round: RoundContext, digest: bytes, size: int, trainer: bytes) -> bytes:
@@ -271,10 +301,13 @@ def read_bounded_blob(round: RoundContext, digest: bytes, size_max: int) -> byte
     return data
 
 
-async def fetch_audit_data(round: RoundContext, digest: bytes, size_max: int, trainer: bytes) -> None:
-    """Fetch a blob for the re-execution of a proposal. It is stored until the votes on the round, or its audits, are over."""
+async def fetch_audit_data(round: RoundContext, digest: bytes, size_max: int, *holders: bytes) -> None:
+    """Fetch a blob for a round or for the re-execution of a proposal, from `holders` first.
+
+    It is stored until the votes on the round, or its audits, are over.
+    """
     round.blobs.mark_temporary(digest, round.blob_owner)
-    await round.fetch(digest, size_max, (trainer,))
+    await round.fetch(digest, size_max, holders)
 
 
 def save_opening(folder: Path, opening: LossOpening) -> None:

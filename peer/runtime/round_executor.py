@@ -159,6 +159,7 @@ class RoundExecutor:
             publish_proposal=publish,
             record_replay_start=begin,
             record_metrics=measured,
+            brief=job.brief,
         )
 
     async def _work_on(self, key: RoundKey, job: Job, opened: OpenRoundContext, spoken: bool) -> None:

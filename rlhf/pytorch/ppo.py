@@ -38,7 +38,7 @@ from rlhf.pytorch.supervised_objectives import NormalizedRewardModel
 from training.engines.engine import OnProgress
 from training.engines.pytorch.backend import TorchDeclaringEngine
 from training.engines.pytorch.model import GPT
-from training.objectives.objective import Declaration, RejectionReason
+from training.objectives.objective import Brief, Declaration, RejectionReason
 from training.replicated.tensor_layout import Float32Array
 
 EPSILON: Final = 2.0**-10  # tolerated lead of another token in logit plus noise: logits differ by 1e-5 between processors
@@ -101,7 +101,14 @@ class PpoDeclarer:
         self._last: _ScoredRollouts | None = None  # result of the last use, since a proposal is used more than once in a row
 
     def make_declaration(
-        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress = lambda: None
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        folder: Path,
+        on_step: OnProgress = lambda: None,
+        brief: Brief | None = None,
     ) -> Declaration:
         place = RolloutId(job, round, trainer)
         self._engine.load_parameters(parameters)

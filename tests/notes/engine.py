@@ -21,7 +21,7 @@ from training.engine_implementations import EngineImplementations, ObjectiveFunc
 from training.engine_resources import EngineResources
 from training.engines.engine import EngineBackend, OnProgress, RequiredModel
 from training.job_spec import JobSpec
-from training.objectives.objective import Declaration, InnerStep, RejectionReason
+from training.objectives.objective import Brief, Declaration, InnerStep, RejectionReason
 from training.replay.inner_state import InnerState, OnState
 from training.replicated.tensor_layout import Float32Array, layout_of
 from training.worker_protocol import WorkerInfo
@@ -63,7 +63,14 @@ class Slate:
         return parameters - now, losses
 
     def make_declaration(
-        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress = lambda: None
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        folder: Path,
+        on_step: OnProgress = lambda: None,
+        brief: Brief | None = None,
     ) -> Declaration:
         counts = self._counts(job, round, trainer).astype("<i8")
         digest = hashlib.sha256(counts.tobytes()).digest()

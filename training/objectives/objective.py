@@ -78,12 +78,21 @@ class RejectionReason:
 
 
 @dataclass(frozen=True, slots=True)
+class Brief:
+    """What a round of a job on request computes (`ledger.jobs.JobBrief`)."""
+
+    encoded: bytes
+    files: Mapping[bytes, Path]  # files with the blobs of `Objective.round_files`, by digest
+
+
+@dataclass(frozen=True, slots=True)
 class Declaration:
     """The objective's own record in a proposal, with its blobs and derived data. The inner steps of the round depend on it."""
 
     record: Any  # object of the type `Objective.declaration_type`
     files: Mapping[bytes, Path]  # files with the blobs of `Objective.declared_blobs`, by digest
     steering: bytes = b""  # controller state in the round's model (`Objective.next_controller_state`)
+    brief: Brief | None = None  # brief of the round, in a job on request
     # Data that the engine derives from the record and the round's model before the first step:
     # `DeclaringEngine.derive_step_data`.
     step_data: Any = None
@@ -209,6 +218,14 @@ class Objective:
         """Return the digests of the blobs that the record names, each with its most bytes.
 
         Peers that re-execute the proposal fetch these blobs.
+        """
+        return {}
+
+    def round_files(self, job: JobSpecProtocol, brief: bytes, files: Mapping[bytes, Path]) -> Mapping[bytes, int]:
+        """Return the digests of the blobs that a round's brief names, each with its most bytes.
+
+        A blob may name further blobs: `files` are those that have been fetched. The trainer and all re-executors fetch these
+        blobs for one round. Raises `RemoteProtocolError` for a malformed brief or file.
         """
         return {}
 

@@ -21,12 +21,12 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.verdicts import OBJECTIVE_CODES_FIRST, Verdict
 from storage.multipart_objects import write_object
 from training.job_spec import JobSpec
-from training.objectives.objective import Declaration, RejectionReason
+from training.objectives.objective import Brief, Declaration, RejectionReason
 from training.replay.inner_state import RELATIVE_ERROR_MAX, InnerState, OnState, inner_error, relative_error
 from training.replicated import codec, error_feedback
 from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import Float32Array, layout_of
-from training.worker_protocol import AuditReply, AuditRequest, DeclarationFiles, ProposeReply, ProposeRequest
+from training.worker_protocol import AuditReply, AuditRequest, BriefFiles, DeclarationFiles, ProposeReply, ProposeRequest
 
 log = logging.getLogger("peer")
 OnProgress = Callable[[], None]  # a function that is called after every piece of work; it raises an exception to stop the work
@@ -56,9 +56,19 @@ class Declarer(Protocol):
     """An object, usually an engine, that makes and checks declarations of an objective."""
 
     def make_declaration(
-        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress = ...
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        folder: Path,
+        on_step: OnProgress = ...,
+        brief: Brief | None = None,
     ) -> Declaration:
-        """Return the trainer's declaration of the round. Each of its blobs is a file in `folder`, named by its digest in hex."""
+        """Return the trainer's declaration of the round. Each of its blobs is a file in `folder`, named by its digest in hex.
+
+        `brief` is that of the round, in a job on request.
+        """
 
     def why_declaration_refused(
         self,
@@ -157,7 +167,7 @@ def _judge(
         buffer, e = error_feedback.read_buffer(Path(request.buffer), spec) if request.buffer else None, _feedback(request, model)
         inner = InnerState.load(Path(request.inner), spec) if request.inner else None
         previous = InnerState.load(Path(request.previous_inner), spec) if request.previous_inner else None
-        declaration = _read_declaration(request.declared, spec)
+        declaration = _read_declaration(request.declared, spec, request.brief)
         refutation = None
         if declaration is not None:
             if declarer is None:
@@ -215,12 +225,14 @@ def _own_declaration(
             "the objective has declarations, but the engine does not make them, or the request names no folder"
         )
     if request.declared is not None:
-        return _derived(request, model, _read_declaration(request.declared, model.spec), declarer, on_step)
+        declaration = _read_declaration(request.declared, model.spec, request.brief)
+        return _derived(request, model, declaration, declarer, on_step)
     folder = Path(request.declared_out)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    made = declarer.make_declaration(model.parameters, request.job, request.round, request.trainer, folder, on_step)
-    return _derived(request, model, made, declarer, on_step)
+    place, brief = (request.job, request.round, request.trainer), _brief(request.brief)
+    made = declarer.make_declaration(model.parameters, *place, folder, on_step, brief)
+    return _derived(request, model, replace(made, brief=brief), declarer, on_step)
 
 
 def _derived(
@@ -237,13 +249,18 @@ def _derived(
     return declarer.derive_step_data(model.parameters, request.job, request.round, request.trainer, steered, on_step)
 
 
-def _read_declaration(declared: DeclarationFiles, spec: JobSpec) -> Declaration | None:
+def _brief(brief: BriefFiles) -> Brief | None:
+    return Brief(brief.encoded, {digest: Path(file) for digest, file in brief.files.items()}) if brief.encoded else None
+
+
+def _read_declaration(declared: DeclarationFiles, spec: JobSpec, brief: BriefFiles) -> Declaration | None:
     """Return the declaration in these files; None if the objective has no declarations.
 
     Raises `RemoteProtocolError` if it is invalid.
     """
     record = spec.decode_declaration(declared.encoded)
-    return None if record is None else Declaration(record, {digest: Path(file) for digest, file in declared.files.items()})
+    files = {digest: Path(file) for digest, file in declared.files.items()}
+    return None if record is None else Declaration(record, files, brief=_brief(brief))
 
 
 # Files that requests name --------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from training.engines.engine import EngineBackend, OnProgress
 from training.engines.pytorch import device
 from training.engines.pytorch.engine import NAME, TorchEngine, is_out_of_memory, no_subnormal_numbers, start_torch_threads
 from training.job_spec import JobSpec
-from training.objectives.objective import Declaration, RejectionReason
+from training.objectives.objective import Brief, Declaration, RejectionReason
 from training.replay.proposal_replay import Declarer
 from training.replicated.tensor_layout import Float32Array
 from training.worker_protocol import WorkerInfo
@@ -42,9 +42,16 @@ class TorchDeclaringEngine(TorchEngine):
 
     @no_subnormal_numbers()
     def make_declaration(
-        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress = lambda: None
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        folder: Path,
+        on_step: OnProgress = lambda: None,
+        brief: Brief | None = None,
     ) -> Declaration:
-        return self._declarer.make_declaration(parameters, job, round, trainer, folder, on_step)
+        return self._declarer.make_declaration(parameters, job, round, trainer, folder, on_step, brief)
 
     @no_subnormal_numbers()
     def why_declaration_refused(
