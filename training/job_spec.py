@@ -490,12 +490,23 @@ class JobSpec:
         return None
 
     @property
+    def trained_parameters(self) -> int:
+        """Number of trained elements that limits count: of a job on request its own tensors, of other jobs the model's parameters.
+
+        Other jobs may have a head beside the model, but release 0.3.0 does not count it.
+        """
+        if not self.resolved_objective.on_request:
+            return self.model.parameters
+        shapes = self.resolved_objective.tensor_shapes(self, self.decoded_settings)
+        return sum(math.prod(shape) for _, shape in shapes)
+
+    @property
     def object_bytes_max(self) -> int:
         """Bytes of the largest object that peers fetch: float32 parameters of a first model, or moments.
 
         Buffers and payloads have fewer bytes.
         """
-        parameters, inner = 4 * self.model.parameters, 8 + 8 * self.model.parameters
+        parameters, inner = 4 * self.trained_parameters, 8 + 8 * self.trained_parameters
         return inner if self.keeps_inner_state else parameters
 
     @property
@@ -510,14 +521,14 @@ class JobSpec:
         For each such round the trainer keeps the model, its buffer and the blobs of its declaration. Other peers keep only the
         models.
         """
-        buffer = self.model.parameters * self.commits_to_buffer
+        buffer = self.trained_parameters * self.commits_to_buffer
         return (self.model_bytes + buffer + self.resolved_objective.declared_bytes_max(self)) * (self.rounds_audited + 1)
 
     @property
     def model_bytes(self) -> int:
         """Bytes of the parameters, the outer optimizer's state, and the largest number of estimates."""
         held = self.estimates_max if self.has_estimates else 0
-        return self.model.parameters * (4 * (1 + len(OUTER_SLOTS[self.outer])) + held)
+        return self.trained_parameters * (4 * (1 + len(OUTER_SLOTS[self.outer])) + held)
 
     def encode(self) -> bytes:
         return codec.encode(self)

@@ -32,6 +32,14 @@ def _block(start: Any, counter: int) -> bytes:
     return state.digest()
 
 
+UNIFORM_MAX = 65_535  # largest absolute value of `uniform_integers`
+
+
+def uniform_integers(count: int, *seed: Any) -> npt.NDArray[np.int32]:
+    """Return `count` odd integers from −`UNIFORM_MAX` to `UNIFORM_MAX`, all equally likely."""
+    return 2 * np.frombuffer(random_bytes(2 * count, *seed), dtype="<u2").astype(np.int32) - UNIFORM_MAX
+
+
 def irwin_hall_integers(count: int, *seed: Any) -> npt.NDArray[np.int32]:
     """Return `count` integers, nearly normal, with mean 0 and standard deviation `IRWIN_HALL_DEVIATION`."""
     uniform = np.frombuffer(random_bytes(2 * IRWIN_HALL_TERMS * count, *seed), dtype="<u2").reshape(count, IRWIN_HALL_TERMS)

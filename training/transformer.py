@@ -145,12 +145,17 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerParameter:
-    """A tensor of a layer. Its initial values are `initial`, or random around zero if `deviation` is positive."""
+    """A tensor of a layer.
+
+    Its initial values are `initial`, or random around zero: nearly normal if `deviation` is positive, and from −`uniform` to
+    `uniform` if that is positive.
+    """
 
     name: str  # name of the tensor without the prefix of the layer, such as `query.weight`
     shape: tuple[int, ...]  # shape of the tensor; for a linear layer (outputs, inputs)
     initial: float = 0.0
     deviation: float = 0.0
+    uniform: float = 0.0
     # Name of the tensor in a Llama of `transformers`, without the layer's prefix; empty: it has no name there.
     transformers: str = ""
     gguf: str = ""  # name of the tensor in GGUF, without the layer's prefix; empty: it has no name there

@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Final
 
+from clients.records import StepBrief
 from ledger.core.genesis import TRAINER
 from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
 from ledger.jobs import (
@@ -52,28 +53,6 @@ OBJECTIVE: Final = "client"
 ATTEMPTS_MAX: Final = 8  # rounds of one step: after eight trainers have failed, the step's data are at fault
 RUNS_OF_MEMBER_MAX: Final = 32  # unfinished runs of one gateway, which therefore cannot fill `ledger.jobs.ON_REQUEST_MAX` alone
 REASONS_MAX: Final = len(Verdict) + 2  # reasons of rejections: the verdicts, those of the objective together, and `absent`
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerStep:
-    """The optimizer's terms of one step, for AdamW as in Loshchilov and Hutter 2019 (arXiv:1711.05101), algorithm 2."""
-
-    rate: float
-    beta1: float
-    beta2: float
-    epsilon: float
-    weight_decay: float
-    clip: float  # largest norm of the gradient sum; 0: no limit
-
-
-@dataclass(frozen=True, slots=True)
-class StepBrief:
-    """The brief of a round of a client run: what the round computes."""
-
-    step: Count  # number of the step, from 0
-    manifest: Digest  # digest of the list of the step's request bodies, in their order
-    tokens: Count  # number of tokens in these bodies
-    optimizer: OptimizerStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +140,8 @@ class ClientsModule(Module[ClientsState]):
                     raise Refused(f"step {run.open_step.brief.step} is open: request the next step after its outcome")
                 if brief.step != run.next_step:
                     raise Refused(f"step {brief.step} is not the next one, which is {run.next_step}")
+                if problem := brief.optimizer.problem():
+                    raise Refused(problem)
                 run = replace(run, open_step=OpenStep(brief, context.height))
                 return StateChange(ClientsState({**state.runs, key: run}))
             case EndRun(key):

@@ -201,7 +201,7 @@ class Trainer(Voter):
             if (read := round.read_directory) is not None:
                 digest = ReplicatedModel.open(read).spec.data
                 opening = replace(opening, required_model=str(read))
-                if digest is not None:
+                if digest is not None and round.spec.resolved_objective.reads_required_data:
                     text, manifest = await self._shared_text(round, digest)
                     opening = replace(opening, other_text=str(text), other_tokens=manifest.tokens)
             began = trio.current_time()

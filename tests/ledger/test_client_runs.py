@@ -14,11 +14,10 @@ from clients.ledger.clients_module import (
     ClientsState,
     EndRun,
     OpenRun,
-    OptimizerStep,
     RequestStep,
-    StepBrief,
     trainers_in_order,
 )
+from clients.records import OptimizerStep, StepBrief
 from ledger.core.module import BlockContext, DecodedTransaction, Module, StateChange, StateReader
 from ledger.jobs import Job, JobHold, JobPhase, JobsModule, StopJob, job_id
 from protocol import codec
@@ -138,6 +137,16 @@ def test_a_requested_step_is_a_round_of_one_trainer_which_is_the_gateway(world: 
 def test_a_step_of_somebody_else_or_out_of_order_is_refused(world: Clients, owner: FastSigner, number: int, words: str) -> None:
     key = world.open()
     assert words in str(world.problem(world.step(key, number, owner)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("rate", 11.0), ("rate", -1e-9), ("beta1", 1.0), ("beta2", -0.1), ("epsilon", 0.0), ("weight_decay", 101.0), ("clip", -1.0)],
+)
+def test_a_step_with_a_term_out_of_its_range_is_refused_by_name(world: Clients, name: str, value: float) -> None:
+    key = world.open()
+    brief = StepBrief(0, bytes(32), 100, replace(ADAMW, **{name: value}))
+    assert f"{name} must be" in str(world.problem(world.tx(OWNER, "client/step", RequestStep(key, brief))))
 
 
 def test_a_step_twice_is_refused(world: Clients) -> None:

@@ -94,8 +94,10 @@ def open_job(context: WorkerContext, request: worker_protocol.OpenJobRequest) ->
     if request.required_model is not None:  # The required model's job has the same tokenizer.
         assert read_job is not None, f"job {spec.name!r} reads no other job"
         model = ReplicatedModel.open_decided(Path(request.required_model), read_job.root)
-        read = import_object(model.spec.resolved_objective.data_reader)
-        data = read(model.spec, Path(request.other_text or ""), tokenizer, context.heartbeat, named=request.other_tokens)
+        data = TokenizedText.without_text(tokenizer.token_bytes)
+        if spec.resolved_objective.reads_required_data:
+            read = import_object(model.spec.resolved_objective.data_reader)
+            data = read(model.spec, Path(request.other_text or ""), tokenizer, context.heartbeat, named=request.other_tokens)
         engine.required_model = RequiredModel(model.spec, model.parameters, data)
     engine.required_files = {digest: Path(path) for digest, path in request.files.items()}
     context.add_engine(request.job, engine)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 from ledger.core.genesis import TRAINER
 from ledger.jobs import ModelReference
 from protocol.codec import Digest
-from training.transformer import ModelSpec
+from training.transformer import LayerParameter, ModelSpec, linear_deviation
 
 if TYPE_CHECKING:  # numpy is imported only for types, since voters check the rules of an objective without it.
     import numpy as np
@@ -156,6 +156,7 @@ class Objective:
     refers_to_first: ClassVar[bool] = False  # True: the engine gets the parameters of the job's first round, too.
     # True: a job may start from a foreign model, which has all tensors that the objective needs.
     starts_from_parameters: ClassVar[bool] = False
+    reads_required_data: ClassVar[bool] = True  # True: the engine gets the data of the job that `required_model` names, too.
     # Names of the objectives that a job named by `required_model` may have.
     required_objectives: ClassVar[Sequence[str]] = ()
     # The objective's own reasons, at most `protocol.verdicts.OBJECTIVE_CODES_MAX`.
@@ -185,6 +186,10 @@ class Objective:
     def tensor_shapes(self, job: JobSpecProtocol, settings: Any) -> Sequence[tuple[str, Shape]]:
         """Return names and shapes of the tensors, in the order of the flat vector."""
         raise NotImplementedError
+
+    def initial_parameter(self, name: str, shape: Shape) -> LayerParameter:
+        """Return the initial values of a tensor that the objective adds to those of the model."""
+        return LayerParameter(name, shape, deviation=linear_deviation(shape[1]) if len(shape) > 1 else 0.0)
 
     def freezes_layers(self, job: JobSpecProtocol) -> bool:
         """Return true if the layers stay unchanged, and only the tensors outside them learn."""

@@ -23,7 +23,7 @@ from protocol.errors import LocalProtocolError
 from training import random_stream
 from training.job_spec import JobSpec
 from training.objectives.objective import Shape
-from training.transformer import PARAMETERS_MAX, TENSORS_MAX, LayerParameter, linear_deviation, model_tensors
+from training.transformer import PARAMETERS_MAX, TENSORS_MAX, model_tensors
 
 Float32Array = npt.NDArray[np.float32]
 CHUNK: Final = 4096  # most elements that share a scale (DeMo and SparseLoCo have the same number)
@@ -165,14 +165,14 @@ def initial_block(spec: JobSpec, block: TensorBlock) -> Float32Array:
     known = model_tensors(spec.model).get(tensor.name)
     if known is not None:
         parameter = known.parameter
-    else:  # This is a tensor of the objective. Vectors of objectives start at zero.
-        parameter = LayerParameter(
-            tensor.name, tensor.shape, deviation=linear_deviation(tensor.shape[1]) if len(tensor.shape) > 1 else 0.0
-        )
-    if not parameter.deviation:
-        return np.full(block.size, parameter.initial, dtype=np.float32)
-    factor = np.float32(parameter.deviation / random_stream.IRWIN_HALL_DEVIATION)
-    integers = random_stream.irwin_hall_integers(
-        block.size, "initial", spec.seed, tensor.name, block.elements.start - tensor.offset
-    )
-    return integers.astype(np.float32) * factor  # The conversion is exact: the integers are below 2^24.
+    else:
+        parameter = spec.resolved_objective.initial_parameter(tensor.name, tensor.shape)
+    place = "initial", spec.seed, tensor.name, block.elements.start - tensor.offset
+    # Both conversions are exact: the integers are below 2^24.
+    if parameter.uniform:
+        factor = np.float32(parameter.uniform / random_stream.UNIFORM_MAX)
+        return random_stream.uniform_integers(block.size, *place).astype(np.float32) * factor
+    if parameter.deviation:
+        factor = np.float32(parameter.deviation / random_stream.IRWIN_HALL_DEVIATION)
+        return random_stream.irwin_hall_integers(block.size, *place).astype(np.float32) * factor
+    return np.full(block.size, parameter.initial, dtype=np.float32)

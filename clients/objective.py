@@ -1,0 +1,131 @@
+"""The objective of client runs: adapters of a finished model, trained by the gradients of people's own programs.
+
+An adapter of a matrix W with shape (outputs, inputs) consists of A (rank, inputs) and B (outputs, rank). The model computes with
+W + (`SCALE` / rank) · B·A (Hu et al. 2021, arXiv:2106.09685, equation 3). B starts at zero, so the first model is the base.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from clients.records import (
+    MANIFEST_BYTES_MAX,
+    AdapterSettings,
+    Manifest,
+    OptimizerStep,
+    StepBrief,
+    StepDeclaration,
+)
+from ledger.jobs import ModelReference
+from protocol import codec
+from training.objectives.objective import AdamWTerms, JobSpecProtocol, Objective, RejectionReason, Shape
+from training.transformer import (
+    OUTPUT_MATRIX,
+    LayerParameter,
+    LayerPlace,
+    ModelSpec,
+    find_layer,
+    model_tensors,
+)
+
+MODULE: Final = "clients"
+SCALE: Final = 32  # scale of an adapter's product, divided by its rank
+A_SUFFIX, B_SUFFIX = ".adapter_a", ".adapter_b"
+BASES: Final = ("language", "instruct", "dpo", "ppo")  # objectives of jobs whose models have adapters
+TOKENS_DIFFER: Final = RejectionReason("tokens", "the trainer declared another number of tokens than the step has")
+LOSS_DIFFERS: Final = RejectionReason("loss", "the trainer declared another loss than the re-execution gave")
+
+
+class ClientObjective(Objective):
+    name = "client"
+    description = "adapters of a finished model, trained by the loop of a person's own program"
+    module, version = MODULE, 1
+    settings_type = AdapterSettings
+    on_request = True
+    limits_norm = False  # Losses are sums, so the norm follows the size of a batch.
+    reads_text = False
+    reads_required_data = False
+    makes_text = False
+    start_command = "client"
+    declaration_type = StepDeclaration
+    required_objectives = BASES
+    rejection_reasons = (TOKENS_DIFFER, LOSS_DIFFERS)
+    loss_unit = "nats"
+
+    def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
+        wanted = {
+            "audit": "full",
+            "bits": 16,
+            "feedback_decay": 0.0,
+            "outer": "adamw",
+            "rule": "mean",
+            "byzantine_max": 0,
+            "local_steps": 1,
+            "memory": "residual",
+            "initial_model": None,
+            "base": None,
+        }
+        for name, value in wanted.items():
+            if getattr(job, name) != value:
+                return f"a job of the objective {self.name!r} has {name} {value}, not {getattr(job, name)}"
+        if settings.rank > job.model.width:
+            return f"rank {settings.rank} is more than the model's width {job.model.width}"
+        if not adapted_matrices(job.model, settings):
+            return "no matrix would have an adapter: set train_attn, train_mlp or train_unembed"
+        return None
+
+    def tensor_shapes(self, job: JobSpecProtocol, settings: Any) -> Sequence[tuple[str, Shape]]:
+        found = list[tuple[str, Shape]]()
+        for name, (outputs, inputs) in adapted_matrices(job.model, settings).items():
+            found += [(f"{name}{A_SUFFIX}", (settings.rank, inputs)), (f"{name}{B_SUFFIX}", (outputs, settings.rank))]
+        return found
+
+    def initial_parameter(self, name: str, shape: Shape) -> LayerParameter:
+        """Return the initial values of a tensor: A is uniform, as in the LoRA of Hu et al., and B is zero."""
+        is_a = name.endswith(A_SUFFIX)
+        return LayerParameter(name, shape, uniform=1 / math.sqrt(shape[1]) if is_a else 0.0)
+
+    def required_model(self, job: JobSpecProtocol) -> ModelReference | None:
+        base: ModelReference = job.decoded_settings.base
+        return base
+
+    def outer_terms(self, job: JobSpecProtocol, brief: bytes) -> AdamWTerms | None:
+        if not brief:
+            return None
+        terms: OptimizerStep = codec.decode(StepBrief, brief).optimizer
+        return AdamWTerms(terms.rate, terms.beta1, terms.beta2, terms.epsilon, terms.weight_decay)
+
+    def round_files(self, job: JobSpecProtocol, brief: bytes, files: Mapping[bytes, Path]) -> Mapping[bytes, int]:
+        manifest = codec.decode(StepBrief, brief).manifest
+        if manifest not in files:
+            return {manifest: MANIFEST_BYTES_MAX}
+        listed = codec.decode(Manifest, files[manifest].read_bytes(), MANIFEST_BYTES_MAX)
+        return {manifest: MANIFEST_BYTES_MAX} | {body.digest: body.bytes for body in listed.bodies}
+
+
+def adapted_matrices(model: ModelSpec, settings: AdapterSettings) -> dict[str, tuple[int, int]]:
+    """Return the shapes (outputs, inputs) of the matrices with adapters, by name, in the order of the flat vector."""
+    attention = {parameter.name for parameter in _parameters_of(model, LayerPlace.ATTENTION)}
+    found = dict[str, tuple[int, int]]()
+    for name, tensor in model_tensors(model).items():
+        shape = tensor.parameter.shape
+        if len(shape) != 2 or tensor.layer is None:
+            continue
+        if settings.train_attn if tensor.parameter.name in attention else settings.train_mlp:
+            found[name] = (shape[0], shape[1])
+    if settings.train_unembed:
+        found[OUTPUT_MATRIX] = (model.vocabulary, model.width)
+    return found
+
+
+def _parameters_of(model: ModelSpec, place: LayerPlace) -> Sequence[LayerParameter]:
+    """Return the tensors of one block of a layer."""
+    kind, linear = find_layer(getattr(model, place.value), place), find_layer(model.linear, LayerPlace.LINEAR)
+    assert kind is not None and linear is not None
+    return kind.parameters(model, linear)  # type: ignore[attr-defined]
+
+
+OBJECTIVES: Final = (ClientObjective(),)
