@@ -34,6 +34,7 @@ from benchmarks.verdicts import conclude, verdict
 from rlhf.objectives.ppo import CLIP_RANGE
 from rlhf.pytorch import losses
 from scenarios.trials import Parser
+from training.engines.pytorch.log_probabilities import log_probabilities
 
 GOLDEN = REPOSITORY / "tests" / "rlhf" / "trl.safetensors"
 BETA, VALUE_WEIGHT, DPO_BETA = 0.1, 0.1, 0.3  # as in `benchmarks.rivals.trl_oracle`
@@ -92,7 +93,7 @@ def _batch(compared: Compared, batch: int) -> None:
     theirs = compared.of(f"ppo.batch{batch}.")
     response, with_end = ~theirs["padding_mask"], ~theirs["padding_mask_p1"]
     logits, value = (theirs[name].clone().requires_grad_() for name in ("logits", "vpred"))
-    logp = losses.log_probabilities(logits, theirs["mb_responses"])
+    logp = log_probabilities(logits, theirs["mb_responses"])
     of_policy = losses.policy_losses(logp, theirs["mb_logprobs"], theirs["mb_advantage"], response)
     of_value = losses.value_losses(value, theirs["mb_values"], theirs["mb_return"], with_end)
     policy_loss, value_loss = losses.token_mean(of_policy, response), losses.token_mean(of_value, with_end)
@@ -121,7 +122,7 @@ def _dpo(compared: Compared) -> None:
     logits = theirs["logits"].clone().requires_grad_()
     p, mask, tokens = _probabilities(theirs["losses"]), theirs["mask"][:, :, 1:], theirs["tokens"][:, :, 1:]
     first, second, reference_first, reference_second = (
-        losses.log_probabilities(of[side, :, :-1], tokens[side]).masked_fill(~mask[side], 0).sum(1)
+        log_probabilities(of[side, :, :-1], tokens[side]).masked_fill(~mask[side], 0).sum(1)
         for of in (logits, theirs["reference"])
         for side in range(2)
     )
@@ -156,7 +157,7 @@ def cases(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     found |= dict.fromkeys(("below the edge, advantage > 0", "below the edge, advantage < 0", "values beyond an edge"), 0)
     for batch in range(_batches(tensors)):
         theirs = {name.removeprefix(f"ppo.batch{batch}."): tensor for name, tensor in tensors.items()}
-        ratio = torch.exp(losses.log_probabilities(theirs["logits"], theirs["mb_responses"]) - theirs["mb_logprobs"])
+        ratio = torch.exp(log_probabilities(theirs["logits"], theirs["mb_responses"]) - theirs["mb_logprobs"])
         advantage = theirs["mb_advantage"].masked_fill(theirs["padding_mask"], 0)
         for side, beyond in (("above", ratio > 1 + CLIP_RANGE), ("below", ratio < 1 - CLIP_RANGE)):
             found[f"{side} the edge, advantage > 0"] += int((beyond & (advantage > 0)).sum())

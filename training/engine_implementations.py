@@ -21,7 +21,9 @@ T = TypeVar("T")
 class ObjectiveFunctions:
     """An engine's implementation of an objective. The engine determines the types of model, arrays and data."""
 
-    loss: Callable[..., Any]  # function of the model and of the arrays from `Objective.batch_arrays`; returns the mean loss
+    # Function of the model and of the arrays from `Objective.batch_arrays`, which returns the mean loss. None: `engine` is given.
+    loss: Callable[..., Any] | None = None
+    engine: Callable[..., Any] | None = None  # class of the objective's own engine; None: the backend's engine computes the loss
     # A function of the model, the specification, the data and a heartbeat. It returns the model's metrics by name.
     metrics: Callable[..., Mapping[str, float]] | None = None
     # A function that is called before each step and each measurement, with the engine, the step's examples (None: the held-out

@@ -491,7 +491,7 @@ class JobSpec:
 
     @property
     def trained_parameters(self) -> int:
-        """Number of trained elements that limits count: of a job on request its own tensors, of other jobs the model's parameters.
+        """Number of elements that limits count: of a job on request its own tensors, of other jobs the model's parameters.
 
         Other jobs may have a head beside the model, but release 0.3.0 does not count it.
         """

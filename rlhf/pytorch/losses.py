@@ -2,8 +2,7 @@
 
 Axes: B responses, T tokens of a response, V vocabulary, G groups of responses to one prompt. Responses start at t = 0, and short
 responses are padded at the end. `mask_BT` is true on a response's tokens, including its stop token. Contents of padding, even
-NaN, do not change values or gradients. Logits are an exception, because `log_probabilities` has no mask: a NaN logit makes its
-token's gradient NaN, also on padding.
+NaN, do not change values or gradients.
 
 | source | used for |
 |---|---|
@@ -17,8 +16,6 @@ token's gradient NaN, also on padding.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -29,33 +26,6 @@ DISCOUNT = 1.0  # γ of GAE: responses are short, so all tokens count alike
 CENTRE_WEIGHT = 0.01  # weight of the pull of a reward model's scores to a mean of zero; preferences do not determine the mean
 WHITENING_EPSILON = 1e-8  # added to the variance before the division
 DEVIATION_EPSILON = 1e-4  # added to a group's deviation before the division, since all its scores may be equal
-
-
-# Log-probabilities --------------------------------------------------------------------------------------------------------
-
-
-class _LogProbability(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed
-    """log p[y] with a gradient that is exact to rounding, even for p[y] near 1 (decision 46)."""
-
-    @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, y_N: Tensor) -> Tensor:
-        logp_NV = F.log_softmax(logits_NV, dim=1)
-        ctx.save_for_backward(logp_NV, y_N)
-        return logp_NV.gather(1, y_N[:, None])[:, 0]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        logp_NV, y_N = ctx.saved_tensors
-        minus_p_NV, y_N1 = logp_NV.exp().neg_(), y_N[:, None]
-        minus_p_NV.scatter_(1, y_N1, 0.0)
-        minus_p_NV.scatter_(1, y_N1, -minus_p_NV.sum(dim=1, keepdim=True))  # 1 − p[y], as the sum of all other probabilities
-        return minus_p_NV.mul_(gradients[0][:, None]), None
-
-
-def log_probabilities(logits_BTV: Tensor, tokens_BT: Tensor) -> Tensor:
-    """Return log π of each token (B, T). Token t was drawn from `logits_BTV[:, t]`."""
-    logp_N: Tensor = _LogProbability.apply(logits_BTV.flatten(0, 1).float(), tokens_BT.flatten())
-    return logp_N.view(tokens_BT.shape)
 
 
 def kl_estimate_k3(logp_BT: Tensor, reference_BT: Tensor, mask_BT: Tensor) -> Tensor:

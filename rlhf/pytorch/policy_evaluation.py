@@ -38,12 +38,13 @@ from rlhf.objectives.rollouts import RolloutId, TokenIds, is_finished
 from rlhf.objectives.rule_rewards import TOY_BETA, TOY_LENGTH, TOY_PROMPT, TOY_VOCABULARY, bigram_table
 from rlhf.objectives.supervised_objectives import OBJECTIVES
 from rlhf.pair_accuracy import ACCURACY
-from rlhf.pytorch import losses, rollout_passes
+from rlhf.pytorch import rollout_passes
 from rlhf.pytorch.supervised_objectives import NormalizedRewardModel, reward_metrics
 from training.corpus import open_tokens
 from training.data.token_sequences import TokenArray
 from training.data.tokenizer import Tokenizer, load_tokenizer
 from training.engines.engine import RequiredModel
+from training.engines.pytorch.log_probabilities import log_probabilities
 from training.engines.pytorch.model import GPT
 from training.formats import checkpoint
 from training.job_spec import JobSpec
@@ -100,7 +101,7 @@ def toy_log_probabilities(spec: JobSpec, parameters: Float32Array) -> Float64Arr
     prompted = F.pad(responses[:, :-1], (1, 0), value=TOY_PROMPT)
     with torch.no_grad():
         logits = model.logits(model.features(prompted))
-        logp: Float64Array = losses.log_probabilities(logits, responses).double().sum(1).numpy()
+        logp: Float64Array = log_probabilities(logits, responses).double().sum(1).numpy()
     return logp
 
 

@@ -37,6 +37,7 @@ from rlhf.pytorch import losses, rollout_passes
 from rlhf.pytorch.supervised_objectives import NormalizedRewardModel
 from training.engines.engine import OnProgress
 from training.engines.pytorch.backend import TorchDeclaringEngine
+from training.engines.pytorch.log_probabilities import log_probabilities
 from training.engines.pytorch.model import GPT
 from training.objectives.objective import Brief, Declaration, RejectionReason
 from training.replicated.tensor_layout import Float32Array
@@ -62,7 +63,7 @@ def ppo_loss(
     """Return the clipped policy loss, plus the value loss if the model has a value head. Each is a mean over tokens."""
     own: PpoSettings = model.job.decoded_settings
     features_BTC = rollout_passes.response_features(model, x_BS, begin_B, tokens_BT.shape[1])
-    logp_BT = losses.log_probabilities(model.logits(features_BTC), tokens_BT)
+    logp_BT = log_probabilities(model.logits(features_BTC), tokens_BT)
     edges = {"clip": own.clip_range, "ramp": own.clip_ramp}
     loss_BT = losses.policy_losses(logp_BT, old_BT, advantage_BT, mask_BT, **edges)
     if own.algorithm is PolicyAlgorithm.PPO:

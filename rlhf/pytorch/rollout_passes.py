@@ -16,9 +16,9 @@ from torch import Tensor
 
 from rlhf.objectives.ppo import RolloutLimits
 from rlhf.objectives.rollouts import TokenIds
-from rlhf.pytorch.losses import log_probabilities
 from training.engines.engine import OnProgress
 from training.engines.pytorch.layers import KVCache
+from training.engines.pytorch.log_probabilities import log_probabilities
 from training.engines.pytorch.model import GPT
 from training.replicated.tensor_layout import Float32Array
 

@@ -21,6 +21,7 @@ from training.data.token_sequences import TokenizedText
 from training.engines.engine import OnProgress, RequiredModel
 from training.engines.pytorch.device import CPU
 from training.engines.pytorch.engine import TorchEngine
+from training.engines.pytorch.log_probabilities import log_probabilities
 from training.engines.pytorch.model import GPT
 from training.job_spec import JobSpec
 
@@ -127,7 +128,7 @@ def response_logp(model: GPT, x_BS: Tensor, y_BS: Tensor, mask_BS: Tensor) -> Te
     """Return the log-probability of each response after its prompt (B,). Logits are computed for response tokens only."""
     x_BS, y_BS, mask_BS = (tensor.to(model.device) for tensor in (x_BS, y_BS, mask_BS))
     logits_MV = model.logits(model.features(x_BS)[mask_BS])
-    logp_M = losses.log_probabilities(logits_MV[None], y_BS[mask_BS][None])[0]
+    logp_M = log_probabilities(logits_MV[None], y_BS[mask_BS][None])[0]
     row_M = mask_BS.nonzero()[:, 0]
     return logp_M.new_zeros(len(x_BS)).index_add(0, row_M, logp_M)
 

@@ -19,6 +19,7 @@ from benchmarks.rlhf_oracle import GOLDEN, Row, cases, compare, read
 from benchmarks.verdicts import MISSED
 from rlhf.objectives.ppo import CLIP_RANGE
 from rlhf.pytorch import losses
+from training.engines.pytorch import log_probabilities
 
 LENGTHS = (5, 1, 3, 2)
 B, T, V = len(LENGTHS), max(LENGTHS), 7
@@ -132,7 +133,7 @@ def check_k3() -> None:
 def check_log_probabilities() -> None:
     logits = drawn("logits", B, T, V, spread=2.0).requires_grad_()
     tokens = torch.arange(B * T).view(B, T) % V
-    found = losses.log_probabilities(logits, tokens)
+    found = log_probabilities.log_probabilities(logits, tokens)
     wanted = torch.log_softmax(logits, 2).gather(2, tokens[..., None])[..., 0]
     weights = drawn("weights", B, T)
     torch.testing.assert_close(found, wanted)
@@ -239,8 +240,9 @@ PLANTED = [
 
 @pytest.mark.parametrize(("name", "wrong"), PLANTED, ids=[f"{name}: {wrong.__name__}" for name, wrong in PLANTED])
 def test_the_comparison_notices(name: str, wrong: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    real = getattr(losses, name)
-    monkeypatch.setattr(losses, name, lambda *arguments, **named: wrong(real, *arguments, **named))
+    home = log_probabilities if name == "log_probabilities" else losses
+    real = getattr(home, name)
+    monkeypatch.setattr(home, name, lambda *arguments, **named: wrong(real, *arguments, **named))
     with pytest.raises(AssertionError):
         CHECKS[name]()
 
@@ -313,7 +315,7 @@ def test_a_ramp_of_no_width_is_the_textbook_and_an_extreme_ratio_is_no_invalid_n
 def test_the_gradient_of_a_sure_model_is_exact_to_rounding() -> None:
     """1 − p[y] of float32 would be zero here, or a multiple of 2⁻²⁴."""
     logits = torch.tensor([[[20.0, 0.0, 0.0]]], requires_grad=True)
-    losses.log_probabilities(logits, torch.zeros(1, 1, dtype=torch.long)).sum().backward()
+    log_probabilities.log_probabilities(logits, torch.zeros(1, 1, dtype=torch.long)).sum().backward()
     other = math.exp(-20) / (1 + 2 * math.exp(-20))
     assert logits.grad is not None and logits.grad.tolist() == [[pytest.approx([2 * other, -other, -other], rel=1e-5)]]
 
@@ -370,7 +372,8 @@ PLANTED_BESIDE_TRL = [
 def test_trl_differs_from_a_wrong_variant(
     name: str, wrong: Callable[..., Any], what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = getattr(losses, name)
-    monkeypatch.setattr(losses, name, lambda *arguments, **named: wrong(real, *arguments, **named))
+    home = log_probabilities if name == "log_probabilities" else losses
+    real = getattr(home, name)
+    monkeypatch.setattr(home, name, lambda *arguments, **named: wrong(real, *arguments, **named))
     off: list[Row] = [row for row in compare(0, TENSORS) if row.largest > row.most]
     assert off and any(what in row.what for row in off)

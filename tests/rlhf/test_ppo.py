@@ -22,13 +22,13 @@ from rlhf.objectives import job_presets, rollouts, rule_rewards
 from rlhf.objectives.ppo import MILLIONTHS, PPO, ROLLOUT, VALUE_HEAD, PpoSettings, RolloutDeclaration
 from rlhf.objectives.rule_rewards import RULES
 from rlhf.pytorch import policy_evaluation
-from rlhf.pytorch.losses import log_probabilities
 from tests.rlhf.seat import whole
 from training import worker_protocol
 from training.data.default_text import default_text
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.backend import BACKEND
+from training.engines.pytorch.log_probabilities import log_probabilities
 from training.engines.request_handlers import WorkerContext
 from training.job_spec import AuditMode, JobSpec, complete_fields
 from training.model_store import audit_download_bytes_max

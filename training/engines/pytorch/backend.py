@@ -16,7 +16,7 @@ from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer
 from training.engine_implementations import objective_functions
 from training.engine_resources import EngineResources, ParallelMode
-from training.engines.engine import EngineBackend, OnProgress
+from training.engines.engine import Engine, EngineBackend, OnProgress
 from training.engines.pytorch import device
 from training.engines.pytorch.engine import NAME, TorchEngine, is_out_of_memory, no_subnormal_numbers, start_torch_threads
 from training.job_spec import JobSpec
@@ -109,10 +109,11 @@ class TorchBackend:
         devices = tuple(device.describe_devices(used))
         return WorkerInfo(f"torch {torch.__version__}", torch.get_num_threads(), devices, versions)
 
-    def open_engine(self, spec: JobSpec, tokens: TokenizedText, tokenizer: Tokenizer, first: Float32Array | None) -> TorchEngine:
-        if self._crew is not None:
+    def open_engine(self, spec: JobSpec, tokens: TokenizedText, tokenizer: Tokenizer, first: Float32Array | None) -> Engine:
+        functions = objective_functions(NAME, spec.objective)
+        if self._crew is not None and functions.engine is None:
             return import_object(f"{PARALLEL}:ParallelEngine")(spec, tokens, tokenizer, first, self._crew, self._resources)
-        kind = TorchEngine if objective_functions(NAME, spec.objective).declarer is None else TorchDeclaringEngine
+        kind = functions.engine or (TorchEngine if functions.declarer is None else TorchDeclaringEngine)
         return kind(spec, tokens, tokenizer, first, self._device, self._resources)
 
     def is_out_of_memory(self, error: BaseException) -> bool:

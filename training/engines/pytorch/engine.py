@@ -97,6 +97,7 @@ class TorchEngine:
         self._resources = resources
         self._is_strict = True  # True until an operation of the job has no deterministic algorithm.
         functions = objective_functions(NAME, spec.objective)
+        assert functions.loss is not None, f"objective {spec.objective!r} has an engine of its own"
         self._loss = compile_loss(functions.loss, spec.name) if resources.compile else functions.loss
         self._measure, self._refer = functions.metrics, functions.reference
         self._prepare()

@@ -180,11 +180,9 @@ class _LossModule(nn.Module):
 
     def __init__(self, gpt: _ModuleGPT, recompute: bool) -> None:
         super().__init__()
-        self.gpt, self.loss, self.head_names = (
-            gpt,
-            objective_functions(NAME, gpt.job.objective).loss,
-            list(gpt.heads),
-        )
+        loss = objective_functions(NAME, gpt.job.objective).loss
+        assert loss is not None, f"objective {gpt.job.objective!r} has an engine of its own"
+        self.gpt, self.loss, self.head_names = gpt, loss, list(gpt.heads)
         self.embedding, self.final_norm = gpt.embedding_VC, gpt.final_norm_C
         self.output = None if gpt.spec.tied else gpt.output_VC
         self.heads = nn.ParameterList(gpt.heads.values())

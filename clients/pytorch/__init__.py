@@ -1,0 +1,1 @@
+"""PyTorch's computations of client runs."""

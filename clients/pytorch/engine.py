@@ -1,0 +1,192 @@
+"""The engine of client jobs: the gradient of a step's request bodies, and the declaration of its tokens and its loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+
+from clients.objective import LOSS_DIFFERS, TOKENS_DIFFER
+from clients.pytorch.adapted_model import AdaptedModel
+from clients.records import (
+    BODY_BYTES_MAX,
+    MANIFEST_BYTES_MAX,
+    Manifest,
+    RequestBody,
+    StepBrief,
+    StepDeclaration,
+    loss_millionths,
+)
+from protocol import codec
+from protocol.errors import RemoteProtocolError, UserError
+from protocol.sampling import SamplingOptions
+from training.data.token_sequences import TokenizedText
+from training.data.tokenizer import Tokenizer
+from training.engine_resources import EngineResources
+from training.engines.engine import OnProgress, RequiredModel
+from training.engines.pytorch.engine import no_subnormal_numbers
+from training.job_spec import JobSpec
+from training.objectives.objective import Brief, Declaration, RejectionReason
+from training.replay.inner_state import InnerState, OnState
+from training.replicated.tensor_layout import Float32Array
+
+# Largest difference of two honest sums of losses, relative to the sum of their absolute values: float32 log-probabilities differ
+# by some 1e-7 between processors.
+LOSS_TOLERANCE: Final = 2e-6
+MILLIONTHS: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The result of all request bodies of a step."""
+
+    gradient: Float32Array  # sum of the gradients of the adapters, shape (parameters,)
+    tokens: int
+    loss: float
+    magnitude: float  # sum of the absolute values of the losses
+
+
+class ClientEngine:
+    """An implementation of `training.engines.engine.DeclaringEngine` for client jobs."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        tokens: TokenizedText,
+        tokenizer: Tokenizer,
+        first: Float32Array | None,
+        device: torch.device,
+        resources: EngineResources,
+    ) -> None:
+        self.spec, self.tokenizer, self.device = spec, tokenizer, device
+        self.micro_batch, self.first_parameters = spec.micro_batch, first
+        self.required_model: RequiredModel | None = None
+        self.required_files: Mapping[bytes, Path] = {}
+        self._adapted: AdaptedModel | None = None  # made at its first use, when the engine has the base
+        # Result of the last brief, which is used more than once, with the job, the round and the brief.
+        self._last: tuple[tuple[bytes, int, bytes], StepResult] | None = None
+
+    def adapted_model(self) -> AdaptedModel:
+        """Return the model with the adapters that were loaded last."""
+        if self._adapted is None:
+            assert self.required_model is not None, "the worker opened the job with its base"
+            self._adapted = AdaptedModel(self.spec, self.required_model, self.device)
+        return self._adapted
+
+    def local_steps(
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        on_step: OnProgress = lambda: None,
+        inner: InnerState | None = None,
+        on_state: OnState | None = None,
+        declaration: Declaration | None = None,
+        taken: int | None = None,
+    ) -> tuple[Float32Array, Sequence[float]]:
+        """Return the clipped sum of gradients that the declaration's brief requests, and the mean loss of a token."""
+        assert declaration is not None and declaration.brief is not None
+        result: StepResult = declaration.step_data
+        clip = codec.decode(StepBrief, declaration.brief.encoded).optimizer.clip
+        return clip_gradient(result.gradient, clip), (result.loss / max(1, result.tokens),)
+
+    def compute_metrics(self, parameters: Float32Array, on_step: OnProgress = lambda: None) -> Mapping[str, float]:
+        return {}
+
+    def generate_text(
+        self,
+        parameters: Float32Array,
+        prompt: bytes,
+        how: SamplingOptions,
+        on_step: OnProgress = lambda: None,
+        stop: int | None = None,
+    ) -> Iterator[bytes]:
+        raise UserError(f"the adapters of {self.spec.name!r} generate no text: clients sample from them")
+
+    @no_subnormal_numbers()
+    def make_declaration(
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        folder: Path,
+        on_step: OnProgress = lambda: None,
+        brief: Brief | None = None,
+    ) -> Declaration:
+        assert brief is not None, "a job on request has a brief in each round"
+        result = self._compute(parameters, job, round, brief, on_step)
+        return Declaration(StepDeclaration(result.tokens, loss_millionths(result.loss) or 0), {}, brief=brief)
+
+    @no_subnormal_numbers()
+    def why_declaration_refused(
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        declaration: Declaration,
+        on_step: OnProgress = lambda: None,
+    ) -> RejectionReason | None:
+        assert declaration.brief is not None
+        result, said = self._compute(parameters, job, round, declaration.brief, on_step), declaration.record
+        if said.tokens != result.tokens:
+            return TOKENS_DIFFER
+        allowed = MILLIONTHS * LOSS_TOLERANCE * result.magnitude + 1
+        # The comparison also fails for NaN.
+        return None if abs(said.loss - MILLIONTHS * result.loss) <= allowed else LOSS_DIFFERS
+
+    @no_subnormal_numbers()
+    def derive_step_data(
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        declaration: Declaration,
+        on_step: OnProgress = lambda: None,
+    ) -> Declaration:
+        assert declaration.brief is not None
+        return replace(declaration, step_data=self._compute(parameters, job, round, declaration.brief, on_step))
+
+    def _compute(self, parameters: Float32Array, job: bytes, round: int, brief: Brief, on_step: OnProgress) -> StepResult:
+        """Return the result of a brief, which does not depend on the trainer.
+
+        Raises `RemoteProtocolError` for malformed request bodies, or another number of tokens than the brief's.
+        """
+        key = job, round, brief.encoded
+        if self._last is None or self._last[0] != key:
+            bodies = read_bodies(brief, self.spec.model.context, self.spec.model.vocabulary)
+            model = self.adapted_model()
+            model.load_adapters(parameters)
+            model.clear_gradient()
+            passes = [model.run_pass(body, backward=True, on_step=on_step) for body in bodies]
+            loss, magnitude = sum(each.loss for each in passes), sum(each.magnitude for each in passes)
+            self._last = key, StepResult(model.read_gradient(), sum(body.tokens for body in bodies), loss, magnitude)
+        return self._last[1]
+
+
+def read_bodies(brief: Brief, context: int, vocabulary: int) -> list[RequestBody]:
+    """Return the request bodies of a brief, in order. Raises `RemoteProtocolError` if one is malformed or invalid."""
+    step = codec.decode(StepBrief, brief.encoded)
+    listed = codec.decode(Manifest, brief.files[step.manifest].read_bytes(), MANIFEST_BYTES_MAX).bodies
+    bodies = [codec.decode(RequestBody, brief.files[body.digest].read_bytes(), BODY_BYTES_MAX) for body in listed]
+    for body in bodies:
+        if problem := body.problem(context, vocabulary):
+            raise RemoteProtocolError("bad-request", problem)
+    tokens = sum(body.tokens for body in bodies)
+    if tokens != step.tokens:
+        raise RemoteProtocolError("bad-request", f"the step has {tokens} tokens, and its brief names {step.tokens}")
+    return bodies
+
+
+def clip_gradient(gradient: Float32Array, clip: float) -> Float32Array:
+    """Return the gradient, scaled down to the norm `clip` if it is longer. 0: no limit."""
+    norm = math.sqrt(float(np.sum(np.square(gradient, dtype=np.float64))))
+    return gradient * np.float32(clip / norm) if clip and norm > clip else gradient
