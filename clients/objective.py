@@ -24,8 +24,10 @@ from protocol import codec
 from training.objectives.objective import AdamWTerms, JobSpecProtocol, Objective, RejectionReason, Shape
 from training.transformer import (
     OUTPUT_MATRIX,
+    BlockKind,
     LayerParameter,
     LayerPlace,
+    LinearKind,
     ModelSpec,
     find_layer,
     model_tensors,
@@ -124,8 +126,8 @@ def adapted_matrices(model: ModelSpec, settings: AdapterSettings) -> dict[str, t
 def _parameters_of(model: ModelSpec, place: LayerPlace) -> Sequence[LayerParameter]:
     """Return the tensors of one block of a layer."""
     kind, linear = find_layer(getattr(model, place.value), place), find_layer(model.linear, LayerPlace.LINEAR)
-    assert kind is not None and linear is not None
-    return kind.parameters(model, linear)  # type: ignore[attr-defined]
+    assert isinstance(kind, BlockKind) and isinstance(linear, LinearKind)
+    return kind.parameters(model, linear)
 
 
 OBJECTIVES: Final = (ClientObjective(),)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from clients.feature import CLIENTS
 from curation.feature import CURATION
 from features.feature import Feature, Role, Setting
 from features.lazy_import import import_object
@@ -57,6 +58,7 @@ FEATURES: list[Feature] = [
     WEB,
     CURATION,
     RLHF,
+    CLIENTS,
 ]
 
 

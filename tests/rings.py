@@ -44,7 +44,20 @@ FORBIDDEN = {
 STEP_SECONDS = 1e-4  # so that a loop which waits for a time ends
 CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")
 # The libraries below our code may read clocks: hypothesis and logging do.
-OURS = {"protocol", "consensus", "transport", "rounds", "ledger", "storage", "features", "training", "curation", "rlhf", "web"}
+OURS = {
+    "protocol",
+    "consensus",
+    "transport",
+    "rounds",
+    "ledger",
+    "storage",
+    "features",
+    "training",
+    "curation",
+    "rlhf",
+    "clients",
+    "web",
+}
 OURS |= {"peer", "demo", "scenarios", "benchmarks", "tests"}
 QUARANTINE = Path(__file__).with_name("quarantine.toml")
 QUARANTINED_MAX = 5  # a person cannot repair more in two weeks

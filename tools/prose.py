@@ -22,7 +22,20 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).parents[1]
 # Packages and pages in which the counted sentences must not exceed PER_HUNDRED_MAX.
 PLAIN: Final = (
-    *("benchmarks", "consensus", "curation", "demo", "features", "ledger", "peer", "protocol", "rlhf", "rounds", "scenarios"),
+    *(
+        "benchmarks",
+        "clients",
+        "consensus",
+        "curation",
+        "demo",
+        "features",
+        "ledger",
+        "peer",
+        "protocol",
+        "rlhf",
+        "rounds",
+        "scenarios",
+    ),
     *("storage", "tests", "tools", "training", "transport", "web", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
     *("docs/tutorials", "docs/how-to", "docs/reference", "docs/explanation", "docs/protocol", "docs/model"),
     *("docs/index.md", "docs/experiments.md", "docs/architecture.md", "docs/benchmarks.md"),
