@@ -23,4 +23,5 @@ CLIENTS = Feature(
     modules=_modules,
     objectives="clients.objective:OBJECTIVES",
     implementations={"pytorch": "clients.pytorch.implementations:IMPLEMENTATIONS"},
+    worker_requests="clients.worker_requests:REQUESTS",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 from clients.objective import LOSS_DIFFERS, TOKENS_DIFFER
-from clients.pytorch.adapted_model import AdaptedModel
+from clients.pytorch.adapted_model import AdaptedModel, PassResult
 from clients.records import (
     BODY_BYTES_MAX,
     MANIFEST_BYTES_MAX,
@@ -35,6 +36,9 @@ from training.objectives.objective import Brief, Declaration, RejectionReason
 from training.replay.inner_state import InnerState, OnState
 from training.replicated.tensor_layout import Float32Array
 
+# Bytes of gradients in memory, each of one request body. A trainer computes a body once for its client and once for the proposal,
+# so a gradient that is dropped costs one more pass.
+GRADIENTS_BYTES_MAX: Final = 256 << 20
 # Largest difference of two honest sums of losses, relative to the sum of their absolute values: float32 log-probabilities differ
 # by some 1e-7 between processors.
 LOSS_TOLERANCE: Final = 2e-6
@@ -68,8 +72,8 @@ class ClientEngine:
         self.required_model: RequiredModel | None = None
         self.required_files: Mapping[bytes, Path] = {}
         self._adapted: AdaptedModel | None = None  # made at its first use, when the engine has the base
-        # Result of the last brief, which is used more than once, with the job, the round and the brief.
-        self._last: tuple[tuple[bytes, int, bytes], StepResult] | None = None
+        # Gradient and result of each request body, by round and encoded body. A request is used more than once.
+        self._gradients = OrderedDict[tuple[int, bytes], tuple[Float32Array, PassResult]]()
 
     def adapted_model(self) -> AdaptedModel:
         """Return the model with the adapters that were loaded last."""
@@ -121,7 +125,7 @@ class ClientEngine:
         brief: Brief | None = None,
     ) -> Declaration:
         assert brief is not None, "a job on request has a brief in each round"
-        result = self._compute(parameters, job, round, brief, on_step)
+        result = self._compute(parameters, round, brief, on_step)
         return Declaration(StepDeclaration(result.tokens, loss_millionths(result.loss) or 0), {}, brief=brief)
 
     @no_subnormal_numbers()
@@ -135,7 +139,7 @@ class ClientEngine:
         on_step: OnProgress = lambda: None,
     ) -> RejectionReason | None:
         assert declaration.brief is not None
-        result, said = self._compute(parameters, job, round, declaration.brief, on_step), declaration.record
+        result, said = self._compute(parameters, round, declaration.brief, on_step), declaration.record
         if said.tokens != result.tokens:
             return TOKENS_DIFFER
         allowed = MILLIONTHS * LOSS_TOLERANCE * result.magnitude + 1
@@ -153,23 +157,46 @@ class ClientEngine:
         on_step: OnProgress = lambda: None,
     ) -> Declaration:
         assert declaration.brief is not None
-        return replace(declaration, step_data=self._compute(parameters, job, round, declaration.brief, on_step))
+        return replace(declaration, step_data=self._compute(parameters, round, declaration.brief, on_step))
 
-    def _compute(self, parameters: Float32Array, job: bytes, round: int, brief: Brief, on_step: OnProgress) -> StepResult:
+    def _compute(self, parameters: Float32Array, round: int, brief: Brief, on_step: OnProgress) -> StepResult:
         """Return the result of a brief, which does not depend on the trainer.
 
         Raises `RemoteProtocolError` for malformed request bodies, or another number of tokens than the brief's.
         """
-        key = job, round, brief.encoded
-        if self._last is None or self._last[0] != key:
-            bodies = read_bodies(brief, self.spec.model.context, self.spec.model.vocabulary)
+        bodies = read_bodies(brief, self.spec.model.context, self.spec.model.vocabulary)
+        gradient = np.zeros(len(parameters), dtype=np.float32)
+        loss = magnitude = 0.0
+        for body in bodies:
+            of_body, found = self._compute_gradient(parameters, round, body, on_step)
+            gradient += of_body
+            loss, magnitude = loss + found.loss, magnitude + found.magnitude
+        return StepResult(gradient, sum(body.tokens for body in bodies), loss, magnitude)
+
+    @no_subnormal_numbers()
+    def run_pass(
+        self, parameters: Float32Array, round: int, body: RequestBody, *, backward: bool, on_step: OnProgress = lambda: None
+    ) -> PassResult:
+        """Return the losses of a valid request body on the model of a round. With `backward`, keep its gradient for the step."""
+        if backward:
+            return self._compute_gradient(parameters, round, body, on_step)[1]
+        model = self.adapted_model()
+        model.load_adapters(parameters)
+        return model.run_pass(body, backward=False, on_step=on_step)
+
+    def _compute_gradient(
+        self, parameters: Float32Array, round: int, body: RequestBody, on_step: OnProgress
+    ) -> tuple[Float32Array, PassResult]:
+        key = round, codec.encode(body)
+        if key not in self._gradients:
             model = self.adapted_model()
             model.load_adapters(parameters)
             model.clear_gradient()
-            passes = [model.run_pass(body, backward=True, on_step=on_step) for body in bodies]
-            loss, magnitude = sum(each.loss for each in passes), sum(each.magnitude for each in passes)
-            self._last = key, StepResult(model.read_gradient(), sum(body.tokens for body in bodies), loss, magnitude)
-        return self._last[1]
+            found = model.run_pass(body, backward=True, on_step=on_step)
+            self._gradients[key] = model.read_gradient(), found
+            while len(self._gradients) > max(1, GRADIENTS_BYTES_MAX // parameters.nbytes):
+                self._gradients.popitem(last=False)
+        return self._gradients[key]
 
 
 def read_bodies(brief: Brief, context: int, vocabulary: int) -> list[RequestBody]:

@@ -187,8 +187,8 @@ def test_another_sum_of_gradients_is_refused(run: Run, factor: float) -> None:
     brief = run.brief(body(seed=1))
     done = run.propose(brief)
     engine, record = run.engine(OTHER), codec.decode(StepDeclaration, done.declaration)
-    assert run.audit(brief, done.declaration) is Verdict.ACCEPT and engine._last is not None
-    gradient = engine._last[1].gradient
+    assert run.audit(brief, done.declaration) is Verdict.ACCEPT
+    ((gradient, _),) = engine._gradients.values()
     assert run.audit(brief, done.declaration, encoded(run, gradient)) is Verdict.ACCEPT
     assert run.audit(brief, done.declaration, encoded(run, gradient * np.float32(factor))) is Verdict.REPLAY
     assert record.tokens == body(seed=1).tokens

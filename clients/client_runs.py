@@ -1,0 +1,150 @@
+"""The runs of a gateway: it opens them, computes the losses of requests, and requests steps for its clients.
+
+All methods of `ClientRuns` raise `UserError` for a fault of the client, with the value, and `WorkerFailed` for one of the worker.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from clients.ledger.clients_module import (
+    ClientRun,
+    ClientsState,
+    EndRun,
+    OpenRun,
+    RequestStep,
+    StepOutcome,
+)
+from clients.objective import BASES, MODULE, ClientObjective
+from clients.records import BODIES_MAX, AdapterSettings, ListedBody, Manifest, OptimizerStep, RequestBody, StepBrief
+from clients.worker_requests import PassRequest
+from ledger.jobs import Job, job_id
+from ledger.network_governance import NetworkState
+from protocol import codec
+from protocol.errors import UserError
+from training.api.initial_model import resolve_base_job
+from training.job_spec import ROUNDS_MAX, AggregationRule, AuditMode, JobSpec, OuterOptimizerKind
+from training.round_context import TrainingPeer, WorkerClient
+
+PROPOSAL_SECONDS: Final = 60.0  # longest wait for the update of one trainer; then another trainer gets the step
+
+
+@dataclass(frozen=True, slots=True)
+class LossReport:
+    """The losses of one request body."""
+
+    loss: float  # sum over all tokens
+    logprobs: tuple[bytes, ...]  # for each example, the log-probabilities of its targets, float32, little-endian
+
+
+class ClientRuns:
+    def __init__(self, peer: TrainingPeer) -> None:
+        self._peer = peer
+
+    async def open_run(
+        self, base: str, *, rank: int, seed: int, train_attn: bool = True, train_mlp: bool = True, train_unembed: bool = True
+    ) -> bytes:
+        """Open a run of adapters for a finished job, given by its name or id, and return the id of the run's job."""
+        self._peer.require_member()
+        if not self._peer.state.module_state(NetworkState).module_version(MODULE):
+            raise UserError(f"this network does not run the module {MODULE}: a quorum of voters must run `upgrade {MODULE} 1`")
+        self._worker()
+        model, _, of_base = resolve_base_job(self._peer, base, "base_model")
+        if of_base.objective not in BASES:
+            raise UserError(f"base_model {base!r} is a {of_base.objective} job, expected {' or '.join(BASES)}")
+        own = AdapterSettings(rank=rank, train_attn=train_attn, train_mlp=train_mlp, train_unembed=train_unembed, base=model)
+        spec = JobSpec(
+            name=f"{of_base.name[:40]}-run",
+            objective=ClientObjective.name,
+            model=of_base.model,
+            tokenizer=of_base.tokenizer,
+            seed=seed,
+            rounds=ROUNDS_MAX,
+            local_steps=1,
+            warmup_rounds=0,
+            bits=16,
+            feedback_decay=0.0,
+            outer=OuterOptimizerKind.ADAMW,
+            rule=AggregationRule.MEAN,
+            byzantine_max=0,
+            audit=AuditMode.FULL,
+            proposal_seconds=PROPOSAL_SECONDS,
+            objective_settings=codec.encode(own),
+        )
+        transaction = await self._peer.submit_transaction("client/open", OpenRun(spec.validated().encode()))
+        key = job_id(self._peer.me, transaction)
+        if key not in self._peer.state.jobs.jobs:
+            raise UserError(f"the network refused the run: it has as many runs as are allowed, or cannot train {base!r} now")
+        return key
+
+    async def compute_losses(self, key: bytes, body: RequestBody, *, backward: bool) -> LossReport:
+        """Compute a request on the present model of a run. With `backward`, its gradient is kept for the next step."""
+        job, spec = self._job(key)
+        if problem := body.problem(spec.model.context, spec.model.vocabulary):
+            raise UserError(problem)
+        context, worker = self._peer.make_round_context(key, job.round, job), self._worker()
+        with tempfile.TemporaryDirectory(dir=worker.text_folder) as folder:
+            file, out = Path(folder) / "body", Path(folder) / "logprobs"
+            await trio.to_thread.run_sync(file.write_bytes, codec.encode(body))
+            request = PassRequest(key, job.round, str(context.model_directory), str(file), str(out), backward)
+            done = await worker.ask_worker(context, request)
+            numbers = await trio.to_thread.run_sync(out.read_bytes)
+        logprobs, at = [], 0
+        for example in body.examples:
+            logprobs.append(numbers[at : at + 4 * example.length])
+            at += 4 * example.length
+        return LossReport(done.loss, tuple(logprobs))
+
+    async def store_body(self, body: RequestBody) -> ListedBody:
+        """Store a request body durably, so that other trainers can fetch it, and return its entry of a manifest."""
+        data = codec.encode(body)
+        return ListedBody(await trio.to_thread.run_sync(self._peer.blobs.add_bytes, data), len(data))
+
+    async def request_step(self, key: bytes, bodies: Sequence[ListedBody], tokens: int, optimizer: OptimizerStep) -> StepOutcome:
+        """Request the next step of a run and wait until it is decided. Raises `UserError` if all trainers were refused."""
+        if not 0 < len(bodies) <= BODIES_MAX:
+            raise UserError(f"a step has 1 to {BODIES_MAX} requests with a gradient, not {len(bodies)}")
+        if problem := optimizer.problem():
+            raise UserError(problem)
+        manifest = codec.encode(Manifest(tuple(bodies)))
+        digest, number = await trio.to_thread.run_sync(self._peer.blobs.add_bytes, manifest), self.find_run(key).next_step
+        await self._peer.submit_transaction("client/step", RequestStep(key, StepBrief(number, digest, tokens, optimizer)))
+        return await self.wait_for_outcome(key, number)
+
+    async def wait_for_outcome(self, key: bytes, number: int) -> StepOutcome:
+        """Wait until step `number` is decided. Raises `UserError` if it failed."""
+        desk = self._peer.service_context("serve")
+        while (run := self.find_run(key)).next_step <= number:
+            await desk.wait_for_block_above(desk.height)
+        outcome = run.last
+        assert outcome is not None and outcome.step == number, "one step at a time is open"
+        if not outcome.is_accepted:
+            why = ", ".join(f"{count} {reason}" for reason, count in sorted(outcome.rejected.items()))
+            raise UserError(f"step {number} failed, and the model is unchanged: no trainer's update was accepted ({why})")
+        return outcome
+
+    async def end_run(self, key: bytes) -> None:
+        await self._peer.submit_transaction("client/end", EndRun(key))
+
+    def find_run(self, key: bytes) -> ClientRun:
+        """Return the ledger's record of an unfinished run."""
+        run = self._peer.state.module_state(ClientsState).runs.get(key)
+        if run is None:
+            raise UserError(f"run {key.hex()[:8]} is over")
+        return run
+
+    def _job(self, key: bytes) -> tuple[Job, JobSpec]:
+        self.find_run(key)
+        job = self._peer.state.jobs.jobs[key]
+        return job, JobSpec.decode(job.spec)
+
+    def _worker(self) -> WorkerClient:
+        if self._peer.worker_client is None:
+            raise UserError("this peer has no worker, which a gateway needs: run it with --role trainer or full")
+        return self._peer.worker_client

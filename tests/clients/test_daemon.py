@@ -1,0 +1,78 @@
+"""Runs at a real daemon with a real worker: from a base to decided steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+
+from clients.client_runs import ClientRuns
+from clients.records import OptimizerStep, RequestBody
+from peer import cli
+from peer.api.running_peer import RunningPeer
+from peer.daemon.daemon import running_daemon
+from peer.settings.config import load_settings
+from protocol.api import TrainRequest
+from protocol.errors import UserError
+from tests.clients.runs import body, floats
+from tests.waiting import patience
+from training.data.default_text import default_text
+
+pytestmark = pytest.mark.real("sockets, and a worker process")
+
+MODEL = {"width": 16, "layers": 2, "heads": 2, "kv_heads": 1, "hidden": 24, "context": 24}
+SETTINGS = {f"model.{name}": str(value) for name, value in MODEL.items()} | {"local_steps": "1", "batch": "2"}
+ADAMW = OptimizerStep(1e-2, 0.9, 0.95, 1e-12, 0.0, 0.0)
+
+
+async def train_base(daemon: RunningPeer, folder: Path) -> None:
+    text = folder / "text"
+    text.write_bytes(default_text()[:20_000])
+    await daemon.api.start_job(TrainRequest("base", str(text), 2, 0, SETTINGS))
+    while not any(job.state == "finished" for job in await daemon.api.jobs()):
+        await daemon.driver.block_applied.wait()
+
+
+def certain(request: RequestBody) -> RequestBody:
+    return replace(
+        request, examples=tuple(replace(each, inputs={"weights": floats([1.0] * each.length)}) for each in request.examples)
+    )
+
+
+async def test_steps_of_a_run_lower_the_loss_and_leave_the_base(tmp_path: Path) -> None:
+    with patience():
+        assert (
+            await trio.to_thread.run_sync(
+                cli.main, ["init", "--data-dir", str(tmp_path / "peer"), "--network", "lab", "--listen", "127.0.0.1:0"]
+            )
+            == 0
+        )
+        config = load_settings({"data_directory": tmp_path / "peer", "role": "trainer"}, {"HOME": str(tmp_path)}).config
+        async with running_daemon(config) as daemon:
+            await train_base(daemon, tmp_path)
+            ((base, before),) = daemon.state.jobs.jobs.items()
+            runs, request, losses = ClientRuns(daemon), certain(body(examples=6)), []
+            key = await runs.open_run("base", rank=4, seed=7)
+            for _ in range(4):
+                report = await runs.compute_losses(key, request, backward=True)
+                listed = await runs.store_body(request)
+                outcome = await runs.request_step(key, [listed], request.tokens, ADAMW)
+                losses.append(report.loss)
+                assert outcome.is_accepted and outcome.rejected == {}
+            said = np.frombuffer(b"".join(report.logprobs), dtype="<f4")
+            assert report.loss == pytest.approx(-float(said.sum(dtype=np.float64)), rel=1e-6)
+            assert losses == sorted(losses, reverse=True) and losses[-1] < 0.95 * losses[0]
+            job = daemon.state.jobs.jobs[key]
+            assert job.round == 4 and daemon.driver.host.open_model(key, 4).root == job.model_root
+            assert daemon.state.jobs.jobs[base] == before
+            height = daemon.state.height
+            with pytest.raises(UserError, match="weights contain nan at token 0"):
+                wrong = replace(request.examples[0], inputs={"weights": floats([float("nan")] * request.examples[0].length)})
+                await runs.compute_losses(key, replace(request, examples=(wrong,)), backward=False)
+            assert daemon.state.height == height
+            await runs.end_run(key)
+            with pytest.raises(UserError, match="is over"):
+                runs.find_run(key)
