@@ -72,6 +72,11 @@ def added_field(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={_ADDED: True})
 
 
+def is_added(field: dataclasses.Field[Any]) -> bool:
+    """Return whether the field was declared with `added_field`."""
+    return _ADDED in field.metadata
+
+
 def encode(value: Any) -> bytes:
     """Return the canonical bytes of a message, record or plain value. Raises `TypeError` if the value has none."""
     return pack(to_plain(value))
@@ -255,7 +260,7 @@ def _record_writer(kind: Any) -> Writer:
 def _added_defaults(kind: Any) -> list[Plain]:
     """Return the plain default values of a dataclass's added fields. Raises `TypeError` if another field follows them."""
     of = dataclasses.fields(kind)
-    added = [field for field in of if _ADDED in field.metadata]
+    added = list(filter(is_added, of))
     if added != list(of[len(of) - len(added) :]) or (added and len(of) == len(added)):
         raise TypeError(f"{kind.__name__}: added fields come last, after at least one other field")
     return [to_plain(field.default) for field in added]

@@ -8,6 +8,7 @@ from typing import Final
 REASON_MEANINGS: Final = {
     "bad-address": "An announced address is malformed, or is not allowed in the record that contains it.",
     "bad-blob": "The bytes of a blob do not have its hash or size.",
+    "bad-brief": "The brief of a round is malformed, or names too many or too large files.",
     "bad-buffer": "An error-feedback buffer has another length or format than the job's.",
     "bad-declaration": "The objective's record in a proposal is missing, malformed or inconsistent.",
     "bad-frame": "A frame has no content.",

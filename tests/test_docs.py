@@ -23,6 +23,8 @@ from typing import Annotated, Any
 import numpy as np
 import pytest
 
+from clients import records as client_records
+from clients.ledger import clients_module
 from consensus.block import Block, BlockHeader, block_digest, encode_block, encode_header, make_header
 from consensus.evidence import Evidence
 from consensus.light_client import TrustedBlock
@@ -54,7 +56,7 @@ from peer import features
 from peer.features import FEATURES, modules_of
 from peer.settings.invitation import InvitationString
 from protocol import limits, merkle, messages
-from protocol.codec import Between, encode
+from protocol.codec import Between, encode, is_added
 from protocol.identity import Identity, Signed, peer_id, sign_message, signing_preimage
 from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, Timeout, TimeoutCertificate, TimeoutEnvelope, Transaction
 from protocol.name_validation import REFUSED_CHARACTERS
@@ -140,6 +142,18 @@ RECORDS: tuple[type, ...] = (
     audits.AuditLogEntry,
     JobSpec,
     jobs.ModelReference,
+    client_records.AdapterSettings,
+    client_records.StepBrief,
+    client_records.OptimizerStep,
+    client_records.Manifest,
+    client_records.ListedBody,
+    client_records.RequestBody,
+    client_records.Example,
+    client_records.StepDeclaration,
+    clients_module.ClientsState,
+    clients_module.ClientRun,
+    clients_module.OpenStep,
+    clients_module.StepOutcome,
     ModelSpec,
     ModelState,
     FeedbackRecord,
@@ -205,7 +219,8 @@ def of_messages() -> list[type]:
 
 def table_of(kind: type) -> list[str]:
     hints = typing.get_type_hints(kind, include_extras=True)
-    fields = [f"| `{field.name}` | {described(hints[field.name])} |" for field in dataclasses.fields(kind)]
+    rows = [(field, described(hints[field.name]) + ", added" * is_added(field)) for field in dataclasses.fields(kind)]
+    fields = [f"| `{field.name}` | {text} |" for field, text in rows]
     return ["| field | type |", "|---|---|", *fields] if fields else ["(no fields)"]
 
 

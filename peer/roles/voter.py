@@ -248,7 +248,7 @@ async def fetch_brief(round: RoundContext, *holders: bytes) -> BriefFiles:
     }:
         if len(files) + len(missing) > ROUND_FILES_MAX:
             raise RemoteProtocolError("bad-brief", f"the round has more than {ROUND_FILES_MAX} files")
-        files |= await _fetch_bounded(round, missing, "brief", *holders)
+        files |= await _fetch_bounded(round, missing, "bad-brief", *holders)
     return BriefFiles(round.brief, files)
 
 
@@ -261,17 +261,20 @@ async def fetch_declared(round: RoundContext, trainer: bytes, proposal: Proposal
     from training.worker_protocol import DeclarationFiles
 
     named = round.spec.declared_blobs(proposal.declaration)
-    return DeclarationFiles(proposal.declaration, await _fetch_bounded(round, named, "declaration", trainer))
+    return DeclarationFiles(proposal.declaration, await _fetch_bounded(round, named, "bad-declaration", trainer))
 
 
-async def _fetch_bounded(round: RoundContext, named: Mapping[bytes, int], what: str, *holders: bytes) -> dict[bytes, str]:
-    """Fetch blobs with these most bytes, and return their files by digest. Raises `RemoteProtocolError` for a larger blob."""
+async def _fetch_bounded(round: RoundContext, named: Mapping[bytes, int], reason: str, *holders: bytes) -> dict[bytes, str]:
+    """Fetch blobs with these most bytes, and return their files by digest.
+
+    Raises `RemoteProtocolError` with this reason for a larger blob.
+    """
     files = dict[bytes, str]()
     for digest, size_max in named.items():
         await fetch_audit_data(round, digest, size_max, *holders)
         size = round.blobs.size(digest)
         if size is not None and size > size_max:  # a larger blob with this digest was stored for another purpose
-            raise RemoteProtocolError(f"bad-{what}", f"a blob of {size} bytes, at most {size_max} are allowed")
+            raise RemoteProtocolError(reason, f"a blob of {size} bytes, at most {size_max} are allowed")
         files[digest] = str(round.blobs.path(digest))
     return files
 

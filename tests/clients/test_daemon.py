@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import trio
 
-from clients.client_runs import ClientRuns
+from clients.gateway.client_runs import ClientRuns
 from clients.records import OptimizerStep, RequestBody
 from peer import cli
 from peer.api.running_peer import RunningPeer

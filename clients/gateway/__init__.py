@@ -1,0 +1,1 @@
+"""The gateway: what a peer does for the programs that it serves."""
