@@ -106,16 +106,26 @@ class ClientRuns:
         data = codec.encode(body)
         return ListedBody(await trio.to_thread.run_sync(self._peer.blobs.add_bytes, data), len(data))
 
-    async def request_step(self, key: bytes, bodies: Sequence[ListedBody], tokens: int, optimizer: OptimizerStep) -> StepOutcome:
-        """Request the next step of a run and wait until it is decided. Raises `UserError` if all trainers were refused."""
+    async def request_step(
+        self, key: bytes, number: int, bodies: Sequence[ListedBody], tokens: int, optimizer: OptimizerStep
+    ) -> StepOutcome:
+        """Request step `number`, the next one of a run, and wait until it is decided.
+
+        Raises `UserError` if no trainer's update was accepted.
+        """
         if not 0 < len(bodies) <= BODIES_MAX:
             raise UserError(f"a step has 1 to {BODIES_MAX} requests with a gradient, not {len(bodies)}")
         if problem := optimizer.problem():
             raise UserError(problem)
         manifest = codec.encode(Manifest(tuple(bodies)))
-        digest, number = await trio.to_thread.run_sync(self._peer.blobs.add_bytes, manifest), self.find_run(key).next_step
+        digest = await trio.to_thread.run_sync(self._peer.blobs.add_bytes, manifest)
         await self._peer.submit_transaction("client/step", RequestStep(key, StepBrief(number, digest, tokens, optimizer)))
         return await self.wait_for_outcome(key, number)
+
+    def is_step_requested(self, key: bytes, number: int) -> bool:
+        """Return whether the ledger has a request for step `number`."""
+        run = self.find_run(key)
+        return run.next_step > number or run.open_step is not None
 
     async def wait_for_outcome(self, key: bytes, number: int) -> StepOutcome:
         """Wait until step `number` is decided. Raises `UserError` if it failed."""

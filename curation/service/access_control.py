@@ -17,8 +17,8 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from curation.service.sqlite_database import ServiceDatabase
 from protocol.errors import UserError
+from storage.service_database import ServiceDatabase
 from web.calls import HttpProblem
 from web.routes import ClientClass
 

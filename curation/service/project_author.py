@@ -19,7 +19,6 @@ from curation.ledger.transaction_types import AddTaskPage, CreateProject, GoldAn
 from curation.limits import GUIDELINES_BYTES_MAX, PAGE_TASKS_MAX, SALT_BYTES
 from curation.rpc import ProjectView
 from curation.service.project_tasks import project_pages, read_task_page
-from curation.service.sqlite_database import ServiceDatabase
 from curation.tasks.answers import Salt, gold_leaf
 from curation.tasks.task_pages import AnnotationTask, PageEntry, TaskPageBlob, page_merkle_root, redact_entry, task_id
 from features.services import ServiceContext
@@ -29,6 +28,7 @@ from protocol import codec, merkle
 from protocol.codec import Count, Digest, Length
 from protocol.errors import UserError
 from protocol.identity import peer_id
+from storage.service_database import ServiceDatabase
 
 FETCH_SECONDS: Final = 30.0  # timeout for fetching the page with a task to redact
 

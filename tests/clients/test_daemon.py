@@ -56,10 +56,10 @@ async def test_steps_of_a_run_lower_the_loss_and_leave_the_base(tmp_path: Path) 
             ((base, before),) = daemon.state.jobs.jobs.items()
             runs, request, losses = ClientRuns(daemon), certain(body(examples=6)), []
             key = await runs.open_run("base", rank=4, seed=7)
-            for _ in range(4):
+            for number in range(4):
                 report = await runs.compute_losses(key, request, backward=True)
                 listed = await runs.store_body(request)
-                outcome = await runs.request_step(key, [listed], request.tokens, ADAMW)
+                outcome = await runs.request_step(key, number, [listed], request.tokens, ADAMW)
                 losses.append(report.loss)
                 assert outcome.is_accepted and outcome.rejected == {}
             said = np.frombuffer(b"".join(report.logprobs), dtype="<f4")

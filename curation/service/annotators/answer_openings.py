@@ -16,7 +16,6 @@ from curation.ledger.state_changes import CurationChanges
 from curation.ledger.transaction_types import AnswerCommitment, AnswerOpening, OpeningSecret, seal_recipients
 from curation.limits import OPENING_MS
 from curation.service.annotators.statement_batcher import StatementBatcher
-from curation.service.sqlite_database import ServiceDatabase
 from curation.tasks.answers import Answer, answer_commitment
 from curation.tasks.task_pages import task_id
 from features.services import ServiceContext
@@ -24,6 +23,7 @@ from ledger.members import MembersState
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import seal, short_id
+from storage.service_database import ServiceDatabase
 
 SEAL_DELAY_MS = 5_000  # wait of the first peer with a seal for the carrier; the second peer waits twice as long
 

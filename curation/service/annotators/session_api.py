@@ -21,12 +21,12 @@ from curation.limits import NAME_CHARACTERS_MAX
 from curation.service.access_control import AccessControl
 from curation.service.annotators.statement_batcher import StatementBatcher
 from curation.service.rate_limits import FairHostQueue, FairTable, HostRateLimiter
-from curation.service.sqlite_database import ServiceDatabase
 from features.services import ServiceContext
 from ledger.members import MembersState
 from protocol import codec
 from protocol.identity import Ed25519Verifier, Identity, signing_preimage
 from protocol.name_validation import name_problem
+from storage.service_database import ServiceDatabase
 from web.calls import HttpProblem, Json
 
 CHALLENGE_MS: Final = 600_000

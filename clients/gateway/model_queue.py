@@ -1,0 +1,141 @@
+"""The queue of one model: its requests are computed one after the other, in the order of their numbers.
+
+A fault of the client is the failure of its request's future, and never of the connection: a client whose part of a batch is
+refused by HTTP would wait for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from clients.gateway.client_runs import ClientRuns, LossReport
+from clients.gateway.request_store import Outcome, RequestKind, RequestStore, StoredRequest
+from clients.ledger.clients_module import StepOutcome
+from clients.records import BODY_BYTES_MAX, OptimizerStep, RequestBody
+from protocol import codec
+from protocol.codec import Count
+from protocol.errors import FolkmootError, UserError
+from protocol.messages import Name
+
+# Seconds for which a missing number holds up later ones. The parts of a batch arrive within seconds. A request that never arrived
+# was too large, or its connection broke.
+GAP_SECONDS: Final = 60.0
+
+log = logging.getLogger("site")
+
+
+@dataclass(frozen=True, slots=True)
+class CreateModel:
+    """The payload of a request that creates a model."""
+
+    base: Name
+    rank: Count
+    seed: Count
+    train_attn: bool
+    train_mlp: bool
+    train_unembed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultEncoders:
+    """Functions that encode results for the client."""
+
+    created: Callable[[str], bytes]  # function of the model
+    losses: Callable[[RequestBody, LossReport], bytes]
+    step: Callable[[StepOutcome], bytes]
+
+
+class ModelQueue:
+    def __init__(
+        self, model: str, runs: ClientRuns, store: RequestStore, encoders: ResultEncoders, announce: Callable[[str, int], None]
+    ) -> None:
+        """Make the queue of a model. `announce` is called with the model and the number of each request with an outcome."""
+        self.model = model
+        self._runs, self._store, self._encoders, self._announce = runs, store, encoders, announce
+        self._added = trio.Event()
+
+    def wake(self) -> None:
+        """Let the queue look for a new request."""
+        self._added.set()
+
+    async def run(self) -> None:
+        """Compute requests until cancelled."""
+        while True:
+            number = await trio.to_thread.run_sync(self._store.next_number, self.model)
+            request = await self._wait_for_request(number)
+            outcome, result = await self._compute(request)
+            await trio.to_thread.run_sync(self._store.set_outcome, self.model, number, outcome, result)
+            self._announce(self.model, number)
+
+    async def _wait_for_request(self, number: int) -> StoredRequest:
+        """Return the request with this number. If it is missing for `GAP_SECONDS` while later ones wait, it becomes invalid."""
+        deadline: float | None = None
+        while True:
+            added = self._added = trio.Event()
+            request = await trio.to_thread.run_sync(self._store.find_request, self.model, number)
+            if request is not None:
+                return request
+            if deadline is None and await trio.to_thread.run_sync(self._store.has_later_request, self.model, number):
+                deadline = trio.current_time() + GAP_SECONDS
+            with trio.move_on_at(deadline if deadline is not None else float("inf")) as scope:
+                await added.wait()
+            if scope.cancelled_caught:
+                missing = f"request {number} did not arrive within {GAP_SECONDS:.0f} s, although later ones did".encode()
+                await trio.to_thread.run_sync(self._store.add_request, self.model, number, RequestKind.INVALID, missing)
+
+    async def _compute(self, request: StoredRequest) -> tuple[Outcome, bytes]:
+        try:
+            return Outcome.DONE, await self._answer(request)
+        except UserError as error:
+            return Outcome.CLIENT_FAULT, str(error).encode()
+        except FolkmootError as error:
+            log.warning("request %d of %s failed: %s", request.number, self.model, error)
+            return Outcome.GATEWAY_FAULT, str(error).encode()
+
+    async def _answer(self, request: StoredRequest) -> bytes:
+        match request.kind:
+            case RequestKind.CREATE:
+                said = codec.decode(CreateModel, request.payload)
+                job = await self._runs.open_run(
+                    said.base,
+                    rank=said.rank,
+                    seed=said.seed,
+                    train_attn=said.train_attn,
+                    train_mlp=said.train_mlp,
+                    train_unembed=said.train_unembed,
+                )
+                await trio.to_thread.run_sync(self._store.set_job, self.model, job)
+                return self._encoders.created(self.model)
+            case RequestKind.FORWARD | RequestKind.GRADIENT:
+                body = codec.decode(RequestBody, request.payload, BODY_BYTES_MAX)
+                report = await self._runs.compute_losses(await self._job(), body, backward=request.kind is RequestKind.GRADIENT)
+                return self._encoders.losses(body, report)
+            case RequestKind.STEP:
+                return self._encoders.step(await self._step(request))
+            case RequestKind.INVALID:
+                raise UserError(request.payload.decode())
+
+    async def _step(self, request: StoredRequest) -> StepOutcome:
+        job = await self._job()
+        if request.step is not None and self._runs.is_step_requested(job, request.step):  # before this gateway was restarted
+            return await self._runs.wait_for_outcome(job, request.step)
+        gradients = await trio.to_thread.run_sync(self._store.gradients_since_step, self.model, request.number)
+        if not gradients:
+            raise UserError("this step has no gradient: call forward_backward before optim_step")
+        bodies = [codec.decode(RequestBody, each.payload, BODY_BYTES_MAX) for each in gradients]
+        listed = [await self._runs.store_body(body) for body in bodies]
+        step = self._runs.find_run(job).next_step
+        await trio.to_thread.run_sync(self._store.set_step, self.model, request.number, step)
+        optimizer = codec.decode(OptimizerStep, request.payload)
+        return await self._runs.request_step(job, step, listed, sum(body.tokens for body in bodies), optimizer)
+
+    async def _job(self) -> bytes:
+        model = await trio.to_thread.run_sync(self._store.find_model, self.model)
+        if model is None or model.job is None:
+            raise UserError(f"model {self.model} was not created: see the failure of create_model")
+        return model.job

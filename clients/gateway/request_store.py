@@ -1,0 +1,112 @@
+"""The durable requests of clients at a gateway, with their results.
+
+A model is the client's name for a run. Each request of a model has a number, and equal numbers are the same request. Numbers may
+arrive in any order: a client sends the first part of a large batch last.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any, Final
+
+from storage.service_database import ServiceDatabase
+
+CREATE_NUMBER: Final = 0  # number of the request that creates a model; the SDK numbers the others from 1
+
+
+class RequestKind(enum.StrEnum):
+    CREATE = "create"
+    FORWARD = "forward"
+    GRADIENT = "gradient"  # forward and backward
+    STEP = "step"
+    INVALID = "invalid"  # The payload is the fault of the client, in UTF-8.
+
+
+class Outcome(enum.StrEnum):
+    PENDING = "pending"
+    DONE = "done"
+    CLIENT_FAULT = "client-fault"
+    GATEWAY_FAULT = "gateway-fault"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRequest:
+    model: str
+    number: int
+    kind: RequestKind
+    payload: bytes
+    outcome: Outcome = Outcome.PENDING
+    result: bytes = b""  # encoded result, or the fault in UTF-8
+    step: int | None = None  # number of the run's step that the request asks for
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    model: str
+    session: str
+    job: bytes | None  # run of the model; None: it is not open yet
+
+
+class RequestStore(ServiceDatabase):
+    """Requests and models. Each change is durable when the method returns, which takes some milliseconds."""
+
+    file_name, file_mode = "requests.sqlite", 0o600
+    schema = """
+        CREATE TABLE IF NOT EXISTS models (model TEXT PRIMARY KEY, session TEXT NOT NULL, job BLOB) WITHOUT ROWID;
+        CREATE TABLE IF NOT EXISTS requests (
+            model TEXT NOT NULL, number INTEGER NOT NULL, kind TEXT NOT NULL, payload BLOB NOT NULL,
+            outcome TEXT NOT NULL DEFAULT 'pending', result BLOB NOT NULL DEFAULT x'', step INTEGER, PRIMARY KEY (model, number)
+        );
+    """
+
+    def add_model(self, model: str, session: str) -> None:
+        self._database.execute("INSERT OR IGNORE INTO models VALUES (?, ?, NULL)", (model, session))
+
+    def set_job(self, model: str, job: bytes) -> None:
+        self._database.execute("UPDATE models SET job = ? WHERE model = ?", (job, model))
+
+    def find_model(self, model: str) -> StoredModel | None:
+        rows = self._database.execute("SELECT * FROM models WHERE model = ?", (model,)).fetchall()
+        return StoredModel(*rows[0]) if rows else None
+
+    def list_models(self) -> list[StoredModel]:
+        return [StoredModel(*row) for row in self._database.execute("SELECT * FROM models ORDER BY model")]
+
+    def add_request(self, model: str, number: int, kind: RequestKind, payload: bytes) -> None:
+        """Store a request, unless one of this number is there."""
+        row = model, number, kind.value, payload
+        self._database.execute("INSERT OR IGNORE INTO requests (model, number, kind, payload) VALUES (?, ?, ?, ?)", row)
+
+    def find_request(self, model: str, number: int) -> StoredRequest | None:
+        found = self._select("model = ? AND number = ?", model, number)
+        return found[0] if found else None
+
+    def next_number(self, model: str) -> int:
+        """Return the number after the last request with an outcome."""
+        query = "SELECT MAX(number) FROM requests WHERE model = ? AND outcome != 'pending'"
+        ((last,),) = self._database.execute(query, (model,))
+        return CREATE_NUMBER if last is None else int(last) + 1
+
+    def has_later_request(self, model: str, number: int) -> bool:
+        query = "SELECT EXISTS (SELECT 1 FROM requests WHERE model = ? AND number > ?)"
+        ((exists,),) = self._database.execute(query, (model, number))
+        return bool(exists)
+
+    def gradients_since_step(self, model: str, number: int) -> list[StoredRequest]:
+        """Return the computed requests for gradients between the last request for a step and request `number`, in order."""
+        since = "(SELECT COALESCE(MAX(number), -1) FROM requests WHERE model = ? AND kind = 'step' AND number < ?)"
+        condition = f"model = ? AND number < ? AND kind = 'gradient' AND outcome = 'done' AND number > {since}"
+        return self._select(condition, model, number, model, number)
+
+    def set_step(self, model: str, number: int, step: int) -> None:
+        self._database.execute("UPDATE requests SET step = ? WHERE model = ? AND number = ?", (step, model, number))
+
+    def set_outcome(self, model: str, number: int, outcome: Outcome, result: bytes) -> None:
+        changed = outcome.value, result, model, number
+        self._database.execute("UPDATE requests SET outcome = ?, result = ? WHERE model = ? AND number = ?", changed)
+
+    def _select(self, condition: str, *values: Any) -> list[StoredRequest]:
+        columns = "model, number, kind, payload, outcome, result, step"
+        rows = self._database.execute(f"SELECT {columns} FROM requests WHERE {condition} ORDER BY number", values)
+        return [StoredRequest(row[0], row[1], RequestKind(row[2]), row[3], Outcome(row[4]), row[5], row[6]) for row in rows]
