@@ -17,8 +17,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from web import connection_limits, header_trust
-from web.calls import FileReply, HttpProblem, Json, TextReply, parse_fields
+from web.calls import BytesReply, FileReply, HeldReply, HttpProblem, Json, TextReply, parse_fields
 from web.event_stream import EventStreams
+from web.held_replies import HeldReplies
 from web.routes import FILE_BYTES_MAX, ClientClass, HtmlPage, PageSet, Route, openapi_document
 from web.server_routes import ServerHandlers
 from web.site import Site, SiteHandlers, bind_method
@@ -82,7 +83,7 @@ def make_application(
             handler: Handler = bind_method(route.handler, (server,))
         else:
             ask, authorize = partial(call, handlers.bind(route)), partial(call, handlers.authorize)
-            handler = _answerer(route, ask, authorize, clients, uploads)
+            handler = _answerer(route, ask, authorize, clients, uploads, handlers.find_held_replies(route))
         app.router.add_route(route.method, route.path, handler, expect_handler=_expect)
         if route.method == "GET":
             app.router.add_route("HEAD", route.path, handler, expect_handler=_expect)
@@ -130,6 +131,7 @@ def _answerer(
     authorize: Callable[[ClientClass, str], Awaitable[object]],
     clients: Collection[ClientClass],
     uploads: Counter[str],
+    held: HeldReplies,
 ) -> Handler:
     """Return a handler that reads requests as the route declares them, calls the route's method and writes the reply.
 
@@ -146,6 +148,9 @@ def _answerer(
             if route.client:
                 await authorize(route.client, token)  # checks the token before a large body is read
             given["file"] = await _file(request, uploads)
+        elif route.takes_bytes:
+            most = route.body_bytes_max
+            given["body"] = await _read(request, most, f"the body is larger than {most} bytes")
         elif route.body_fields:
             given |= parse_fields(route.body_fields, await _body(request, route.body_bytes_max))
         if route.sets_cookie:
@@ -153,7 +158,13 @@ def _answerer(
             given["before"] = request.cookies.get(header_trust.cookie_name(request, route.sets_cookie), "")
         elif route.ends_cookie:
             given["token"] = token
-        said: Json | TextReply | FileReply | tuple[int, Json] = await call(token, given)
+        said: Json | TextReply | BytesReply | FileReply | HeldReply | tuple[int, Json] = await call(token, given)
+        if isinstance(said, HeldReply):
+            said = await held.hold(said.name, partial(call, token, given))
+        if isinstance(said, HeldReply):
+            said = said.body
+        if isinstance(said, BytesReply):
+            return web.Response(body=said.data, content_type=said.content_type, status=route.status)
         if isinstance(said, FileReply):
             return _sent(request, said)
         if isinstance(said, TextReply):

@@ -1,7 +1,7 @@
 """Fields that a call of the HTTP API receives, and values that its handler returns or raises.
 
 Each field has a name and a type. The type checks and converts the field's value. A handler returns a JSON object, a status with
-such an object, a text or a file. It raises `HttpProblem` to refuse a call, in the form of RFC 9457: a status, a code for
+such an object, a text, bytes or a file. It raises `HttpProblem` to refuse a call, in the form of RFC 9457: a status, a code for
 programs, and a sentence for people.
 """
 
@@ -26,6 +26,18 @@ class FileReply(NamedTuple):
 
     content_type: str
     body: IO[bytes]
+
+
+class BytesReply(NamedTuple):
+    content_type: str
+    data: bytes
+
+
+class HeldReply(NamedTuple):
+    """A reply to a call whose result is not there yet. The server waits for the result, and then calls the handler again."""
+
+    name: str  # name of the result, by which `web.held_replies.HeldReplies.announce` tells that it is there
+    body: Json  # JSON of the reply if the result does not come in time
 
 
 # Problem code -> HTTP status. Features declare further codes in `web.routes.RouteSet.problem_statuses`.

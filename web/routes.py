@@ -13,6 +13,7 @@ from typing import Any, Final
 from features.services import ServiceContext
 from protocol.prometheus_metrics import PrometheusMetric
 from web.calls import REQUIRED, Json, RequestField, hex_type, integer_type
+from web.held_replies import HeldReplies
 
 BODY_BYTES_MAX: Final = 64 << 10  # default limit of a JSON body
 FILE_BYTES_MAX: Final = 16 << 20
@@ -66,6 +67,7 @@ class Route:
     sets_cookie: ClientClass | None = None  # class whose session the call begins, with a cookie for the browser
     ends_cookie: ClientClass | None = None  # class whose session the call ends
     by_host: bool = False  # True if the handler gets the client's address as the argument `host`
+    takes_bytes: bool = False  # True if the handler gets the body's bytes as the argument `body`, at most `body_bytes_max`
     upload: bool = False  # True if the body is a file when the query has `format`: the file becomes the argument `file`
     replies: Mapping[int, RouteReply]
     problem_codes: Mapping[str, str] = field(default_factory=dict)  # problem code of the route itself -> condition of the problem
@@ -107,6 +109,7 @@ class RouteHandlers:
     metrics: Callable[[], tuple[PrometheusMetric, ...]] = tuple  # function that returns the feature's metrics for `/metrics`
     event_feeds: tuple[EventFeed, ...] = ()
     background_tasks: tuple[Callable[[], Awaitable[None]], ...] = ()  # tasks that run while the routes are served
+    held_replies: HeldReplies = field(default_factory=HeldReplies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

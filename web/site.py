@@ -14,6 +14,7 @@ from features.lazy_import import import_object
 from features.services import ServiceContext
 from protocol.prometheus_metrics import PrometheusMetric
 from web.calls import STATUS_BY_CODE, HttpProblem
+from web.held_replies import HeldReplies
 from web.metrics_endpoint import StatsCache
 from web.routes import ClientClass, EventFeed, HtmlPage, PageSet, Route, RouteSet, is_below
 from web.server_routes import SERVER_PREFIXES, SERVER_ROUTES, page_route
@@ -118,6 +119,10 @@ class SiteHandlers:
 
         return answer_authorized
 
+    def find_held_replies(self, route: Route) -> HeldReplies:
+        """Return the waiting replies of the feature that handles this route."""
+        return next(made.held_replies for made in self._made if find_owner(route.handler, made.objects) is not None)
+
     async def authorize(self, client: ClientClass, token: str) -> object:
         """Return the identity of the client with this token. Raises `HttpProblem` if no client of this class has the token."""
         if client not in self._authorizers:
@@ -138,7 +143,14 @@ class SiteHandlers:
 
 def bind_method(function: Callable[..., Awaitable[Any]], objects: Sequence[object]) -> Callable[..., Awaitable[Any]]:
     """Return the function as a bound method of the object whose class declares it. One of the objects must be of this class."""
+    owner = find_owner(function, objects)
+    assert owner is not None, f"a route names {function.__qualname__}, and no handler object is of that class"
+    return cast(Callable[..., Awaitable[Any]], getattr(owner, function.__name__))
+
+
+def find_owner(function: Callable[..., Awaitable[Any]], objects: Sequence[object]) -> object | None:
+    """Return the object whose class declares the function."""
     for item in objects:
         if any(f"{kind.__qualname__}.{function.__name__}" == function.__qualname__ for kind in type(item).__mro__):
-            return cast(Callable[..., Awaitable[Any]], getattr(item, function.__name__))
-    raise AssertionError(f"a route names {function.__qualname__}, and no handler object is of that class")
+            return item
+    return None
