@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from features.peer_context import PeerContext
+from features.services import PeerContext
 from ledger.audits.loss_commitments import LossOpening
 from ledger.jobs import Job, ModelReference
 from protocol.identity import Signed

@@ -38,7 +38,7 @@ from curation.service.project_tasks import (
 )
 from curation.tasks.answers import AnswerSchema, QuestionKind, answer_text, options_problem
 from curation.tasks.task_pages import assignment_id, task_id
-from features.peer_context import PeerContext
+from features.services import PeerContext
 from features.text_tables import pluralize
 from protocol.errors import UserError
 from storage.regular_files import read_regular

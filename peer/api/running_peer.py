@@ -132,8 +132,8 @@ class RunningServiceContext:
 
     def __init__(self, service_name: str, peer: RunningPeer) -> None:
         """Make the context of a service. `service_name` is also the author of the service's events and the name of its folder."""
-        self._name, self._peer, self._driver = service_name, peer, peer.driver
-        self.me, self.chain_id, self.network = peer.me, peer.genesis.chain_id, peer.genesis.network
+        self._name, self._driver = service_name, peer.driver
+        self.me, self.chain_id, self.network, self.peer = peer.me, peer.genesis.chain_id, peer.genesis.network, peer
         self.api, self.text_folder, self.unseal = peer.api, peer.directory.texts, peer.identity.unseal
         self.http_connections_max = connection_limits(descriptor_limit()).web
         self.submit_transaction = peer.submitter.submit
@@ -141,7 +141,7 @@ class RunningServiceContext:
 
     @property
     def folder(self) -> Path:
-        made = self._peer.directory.path / "services" / self._name
+        made = self.peer.directory.path / "services" / self._name
         made.mkdir(parents=True, exist_ok=True)
         return made
 
@@ -172,7 +172,7 @@ class RunningServiceContext:
         return [feature for feature in features.FEATURES if features.versions_of(feature).keys() <= running]
 
     def get_setting(self, name: str) -> Any:
-        return self._peer.config.feature_settings[name]
+        return self.peer.config.feature_settings[name]
 
     def sign(self, statement: object) -> Signed:
         tag: str = getattr(statement, "TAG")  # noqa: B009 - each class of messages has a TAG
@@ -184,7 +184,7 @@ class RunningServiceContext:
             await self._driver.block_applied.wait()
 
     async def wait_for_reload(self) -> None:
-        await self._peer.reloaded.wait()
+        await self.peer.reloaded.wait()
 
     async def fetch_blob(self, digest: bytes, size_max: int, sources: Iterable[bytes] = ()) -> None:
         await self._driver.network.fetch_blob(digest, size_max, sources)

@@ -50,7 +50,7 @@ def test_a_result_of_another_thread_ends_the_wait() -> None:
 
     async def main() -> Any:
         waiting = asyncio.create_task(results.held.hold(PENDING.name, results.ask, 1_000.0))
-        while not results.asked:
+        while not results.asked:  # noqa: ASYNC110
             await asyncio.sleep(0)
         threading.Thread(target=results.set).start()
         return await waiting
@@ -64,7 +64,7 @@ def test_another_result_does_not_end_the_wait_and_time_does() -> None:
 
     async def main() -> Any:
         waiting = asyncio.create_task(results.held.hold(PENDING.name, results.ask, 0.2))
-        while not results.asked:
+        while not results.asked:  # noqa: ASYNC110
             await asyncio.sleep(0)
         results.held.announce("model:4")
         return await waiting
@@ -77,7 +77,7 @@ def test_each_of_several_waits_gets_the_result() -> None:
 
     async def main() -> list[Any]:
         waiting = [asyncio.create_task(results.held.hold(PENDING.name, results.ask, 1_000.0)) for _ in range(300)]
-        while results.asked < 300:
+        while results.asked < 300:  # noqa: ASYNC110
             await asyncio.sleep(0)
         results.set()
         return await asyncio.gather(*waiting)
