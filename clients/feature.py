@@ -24,4 +24,5 @@ CLIENTS = Feature(
     objectives="clients.objective:OBJECTIVES",
     implementations={"pytorch": "clients.pytorch.implementations:IMPLEMENTATIONS"},
     worker_requests="clients.worker_requests:REQUESTS",
+    routes="clients.gateway.http_routes:ROUTES",
 )

@@ -24,7 +24,7 @@ from clients.ledger.clients_module import (
 from clients.objective import BASES, MODULE, ClientObjective
 from clients.records import BODIES_MAX, AdapterSettings, ListedBody, Manifest, OptimizerStep, RequestBody, StepBrief
 from clients.worker_requests import PassRequest
-from ledger.jobs import Job, job_id
+from ledger.jobs import Job, JobPhase, job_id
 from ledger.network_governance import NetworkState
 from protocol import codec
 from protocol.errors import UserError
@@ -46,6 +46,12 @@ class LossReport:
 class ClientRuns:
     def __init__(self, peer: TrainingPeer) -> None:
         self._peer = peer
+
+    def list_bases(self) -> list[tuple[str, int]]:
+        """Return the name and the context of each finished job whose model can have adapters."""
+        finished = [job for job in self._peer.state.jobs.jobs.values() if job.phase is JobPhase.FINISHED and job.round]
+        specs = [JobSpec.decode(job.spec) for job in finished]
+        return sorted((spec.name, spec.model.context) for spec in specs if spec.objective in BASES)
 
     async def open_run(
         self, base: str, *, rank: int, seed: int, train_attn: bool = True, train_mlp: bool = True, train_unembed: bool = True

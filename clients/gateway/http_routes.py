@@ -1,0 +1,123 @@
+"""The routes of the gateway's HTTP API."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from clients.gateway.tinker_api import OBJECT, TinkerApi
+from clients.wire.gradient_request import SEQ_ID_MAX
+from features.services import ServiceContext
+from web.calls import LINE, RequestField, integer_type
+from web.routes import Route, RouteHandlers, RouteReply, RouteSet
+
+PREFIX: Final = "/tinker"
+BODY_BYTES_MAX: Final = 6 << 20  # bytes of a request for a gradient: the SDK divides batches into requests of 5 MB
+NUMBER: Final = integer_type(0, SEQ_ID_MAX)
+FUTURE: Final = RouteReply("request_id", "`retrieve_future` has the result")
+
+
+def _post(handler: Any, path: str, about: str, reply: RouteReply, *fields: RequestField, **more: Any) -> Route:
+    return Route(
+        handler=handler,
+        method="POST",
+        path=f"{PREFIX}/api/v1/{path}",
+        about=about,
+        by_host=True,
+        body_fields=fields,
+        replies={200: reply},
+        problem_codes={"unauthorized": "the program runs on another machine"},
+        **more,
+    )
+
+
+def _get(handler: Any, path: str, about: str, reply: RouteReply) -> Route:
+    return Route(
+        handler=handler,
+        method="GET",
+        path=f"{PREFIX}/api/v1/{path}",
+        about=about,
+        by_host=True,
+        replies={200: reply},
+        problem_codes={"unauthorized": "the program runs on another machine"},
+    )
+
+
+def make_handlers(desk: ServiceContext) -> RouteHandlers:
+    api = TinkerApi(desk)
+    return RouteHandlers(objects=(api,), background_tasks=(api.run_queues,), held_replies=api.held)
+
+
+ROUTES: Final = RouteSet(
+    prefixes=(PREFIX,),
+    routes=(
+        _post(TinkerApi.client_config, "client/config", "Show the flags of this gateway", RouteReply("proto_compress_fwdbwd")),
+        _post(TinkerApi.client_dynamic_config, "client/dynamic_config", "Show flags that may change", RouteReply()),
+        _post(TinkerApi.open_session, "create_session", "Begin a session", RouteReply("session_id info_message")),
+        _post(
+            TinkerApi.session_heartbeat,
+            "session_heartbeat",
+            "Show that a program is alive",
+            RouteReply("type"),
+            RequestField("session_id", LINE),
+        ),
+        _post(
+            TinkerApi.close_session,
+            "sessions/{session_id}/finish",
+            "End a session",
+            RouteReply(),
+            path_fields=(RequestField("session_id", LINE),),
+        ),
+        _post(TinkerApi.collect_telemetry, "telemetry", "Accept telemetry, which is dropped", RouteReply("status")),
+        _get(TinkerApi.check_gateway, "healthz", "Check that the gateway answers", RouteReply("status")),
+        _get(
+            TinkerApi.server_capabilities,
+            "get_server_capabilities",
+            "List the models that can be tuned",
+            RouteReply("supported_models"),
+        ),
+        _post(
+            TinkerApi.create_model,
+            "create_model",
+            "Open a run of adapters for a model",
+            FUTURE,
+            RequestField("session_id", LINE),
+            RequestField("model_seq_id", NUMBER),
+            RequestField("base_model", LINE),
+            RequestField("lora_config", OBJECT, default={}),
+            RequestField("optimizer_config", OBJECT, default={}),
+        ),
+        _post(
+            TinkerApi.get_info,
+            "get_info",
+            "Describe a model",
+            RouteReply("model_id model_name is_lora lora_rank model_data"),
+            RequestField("model_id", LINE),
+        ),
+        _post(
+            TinkerApi.forward_backward,
+            "forward_backward",
+            "Compute losses, and add their gradient to the next step",
+            FUTURE,
+            takes_bytes=True,
+            body_bytes_max=BODY_BYTES_MAX,
+        ),
+        _post(
+            TinkerApi.optim_step,
+            "optim_step",
+            "Request a step with the gradients since the last one",
+            FUTURE,
+            RequestField("model_id", LINE),
+            RequestField("seq_id", NUMBER),
+            RequestField("adam_params", OBJECT, default={}),
+            RequestField("optimizer_params", OBJECT, default={}),
+        ),
+        _post(
+            TinkerApi.retrieve_future,
+            "retrieve_future",
+            "Wait for the result of a request",
+            RouteReply("", "The result in JSON or protobuf, `try_again`, or `error` with `category`"),
+            RequestField("request_id", LINE),
+        ),
+    ),
+    make_handlers=make_handlers,
+)

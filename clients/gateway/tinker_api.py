@@ -1,0 +1,266 @@
+"""The HTTP API of a gateway for programs with the SDK `tinker`, versions 0.25 to 0.38.
+
+A call that starts work returns the id of a request. `retrieve_future` returns its result, or its failure: the SDK repeats calls
+that are refused by HTTP, and waits for ever for the parts of a batch.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+import numpy as np
+import trio
+
+from clients.gateway.client_runs import ClientRuns, LossReport
+from clients.gateway.model_queue import CreateModel, ModelQueue, ResultEncoders
+from clients.gateway.request_store import CREATE_NUMBER, Outcome, RequestKind, RequestStore, StoredRequest
+from clients.ledger.clients_module import StepOutcome
+from clients.records import OptimizerStep, RequestBody
+from clients.wire.gradient_request import SEQ_ID_MAX, decode_gradient_request
+from clients.wire.results import encode_gradient_result
+from features.services import ServiceContext
+from protocol import codec
+from protocol.addresses import is_loopback
+from protocol.errors import FolkmootError, RemoteProtocolError
+from training.round_context import TrainingPeer
+from web.calls import BytesReply, FieldType, HeldReply, HttpProblem, Json
+from web.held_replies import HeldReplies
+
+PROTOBUF: Final = "application/x-protobuf"
+FAULT_CATEGORIES: Final = {Outcome.CLIENT_FAULT: "user", Outcome.GATEWAY_FAULT: "server"}
+SESSION_BYTES: Final = 12  # random bytes of a session's id
+WHO_READS: Final = (
+    "Every trainer of this network can read the data of your requests, and every peer has your adapters. The ledger keeps the "
+    "digests of your data."
+)
+OBJECT: Final = FieldType("a JSON object", {"type": "object"}, lambda value: isinstance(value, dict))
+# Values of a LoRA configuration that the client leaves out, as in the SDK.
+RANK, SEED = 32, 0
+
+
+@dataclass
+class TinkerApi:
+    desk: ServiceContext
+    held: HeldReplies = field(default_factory=HeldReplies)
+
+    def __post_init__(self) -> None:
+        self._runs = ClientRuns(cast(TrainingPeer, self.desk.peer))
+        self._store = RequestStore(self.desk.folder)
+        self._queues = dict[str, ModelQueue]()
+        self._new, self._waiting = trio.open_memory_channel[ModelQueue](0)
+        self._encoders = ResultEncoders(created=_created, losses=_losses, step=_step)
+
+    async def run_queues(self) -> None:
+        """Compute the requests of all models, also those of an earlier process."""
+        async with trio.open_nursery() as nursery:
+            for model in await trio.to_thread.run_sync(self._store.list_models):
+                nursery.start_soon(self._queue(model.model).run)
+            async for queue in self._waiting:
+                nursery.start_soon(queue.run)
+
+    def _queue(self, model: str) -> ModelQueue:
+        queue = self._queues.get(model)
+        if queue is None:
+            queue = ModelQueue(
+                model,
+                self._runs,
+                self._store,
+                self._encoders,
+                lambda model, number: self.held.announce(request_id(model, number)),
+            )
+            self._queues[model] = queue
+        return queue
+
+    # Sessions --------------------------------------------------------------------------------------------------------
+
+    async def client_config(self, host: str) -> Json:
+        _require_local(host)
+        return {
+            "pjwt_auth_enabled": False,
+            "parallel_fwdbwd_chunks": False,
+            "proto_compress_fwdbwd": False,
+            "use_pyqwest_transport": False,
+            "sample_use_retrieve_futures": False,
+            "custom_loss_server_side": False,
+            "sample_join_sampling_session": False,
+            "sample_max_concurrent_requests": 64,
+        }
+
+    async def client_dynamic_config(self, host: str) -> Json:
+        _require_local(host)
+        return {}
+
+    async def open_session(self, host: str) -> Json:
+        _require_local(host)
+        return {"type": "create_session", "session_id": secrets.token_hex(SESSION_BYTES), "info_message": WHO_READS}
+
+    async def session_heartbeat(self, host: str, session_id: str) -> Json:
+        _require_local(host)
+        return {"type": "session_heartbeat"}
+
+    async def close_session(self, host: str, session_id: str) -> Json:
+        _require_local(host)
+        return {}
+
+    async def collect_telemetry(self, host: str) -> Json:
+        _require_local(host)
+        return {"status": "accepted"}
+
+    async def check_gateway(self, host: str) -> Json:
+        _require_local(host)
+        return {"status": "ok"}
+
+    async def server_capabilities(self, host: str) -> Json:
+        _require_local(host)
+        models = [
+            {"model_name": name, "max_context_length": context, "trainable": True, "sampleable": False}
+            for name, context in self._runs.list_bases()
+        ]
+        return {"supported_models": models}
+
+    # Models ----------------------------------------------------------------------------------------------------------
+
+    async def create_model(
+        self, host: str, session_id: str, model_seq_id: int, base_model: str, lora_config: Json, optimizer_config: Json
+    ) -> Json:
+        _require_local(host)
+        model = f"{session_id}:train:{model_seq_id}"
+        known = await trio.to_thread.run_sync(self._store.find_model, model)
+        kind, payload = RequestKind.INVALID, b""
+        if optimizer_config.get("type", "adamw") != "adamw":
+            payload = f"optimizer {optimizer_config['type']!r} is not supported: use 'adamw'".encode()
+        else:
+            try:
+                payload = codec.encode(_create_request(base_model, lora_config))
+                kind = RequestKind.CREATE
+            except FolkmootError as error:
+                payload = str(error).encode()
+        await trio.to_thread.run_sync(self._store.add_model, model, session_id)
+        if known is None:
+            await self._new.send(self._queue(model))
+        await self._add(model, CREATE_NUMBER, kind, payload)
+        return {"request_id": request_id(model, CREATE_NUMBER), "model_id": model}
+
+    async def get_info(self, host: str, model_id: str) -> Json:
+        _require_local(host)
+        request = await trio.to_thread.run_sync(self._store.find_request, model_id, CREATE_NUMBER)
+        if request is None or request.kind is not RequestKind.CREATE:
+            raise HttpProblem("not-found", f"no model {model_id!r}: create one with create_model")
+        said = codec.decode(CreateModel, request.payload)
+        return {
+            "type": "get_info",
+            "model_id": model_id,
+            "model_name": said.base,
+            "is_lora": True,
+            "lora_rank": said.rank,
+            "model_data": {"model_name": said.base, "arch": "folkmoot"},
+        }
+
+    # Steps -----------------------------------------------------------------------------------------------------------
+
+    async def forward_backward(self, host: str, body: bytes) -> Json:
+        _require_local(host)
+        try:
+            request = await trio.to_thread.run_sync(decode_gradient_request, body)
+        except RemoteProtocolError as error:  # it names no model or no number, so no future can fail
+            raise HttpProblem("malformed", error.detail) from None
+        kind, payload = RequestKind.INVALID, (request.problem or "").encode()
+        if request.body is not None:
+            kind = RequestKind.FORWARD if request.forward_only else RequestKind.GRADIENT
+            payload = await trio.to_thread.run_sync(codec.encode, request.body)
+        await self._add(request.model_id, request.seq_id, kind, payload)
+        return {"request_id": request_id(request.model_id, request.seq_id), "model_id": request.model_id}
+
+    async def optim_step(self, host: str, model_id: str, seq_id: int, adam_params: Json, optimizer_params: Json) -> Json:
+        _require_local(host)
+        kind, payload = RequestKind.STEP, b""
+        try:
+            payload = codec.encode(_optimizer_step(adam_params, optimizer_params))
+        except FolkmootError as error:
+            kind, payload = RequestKind.INVALID, str(error).encode()
+        await self._add(model_id, seq_id, kind, payload)
+        return {"request_id": request_id(model_id, seq_id), "model_id": model_id}
+
+    async def _add(self, model: str, number: int, kind: RequestKind, payload: bytes) -> None:
+        """Store a request durably, and let its queue compute it."""
+        if await trio.to_thread.run_sync(self._store.find_model, model) is None:
+            raise HttpProblem("not-found", f"no model {model!r}: create one with create_model")
+        await trio.to_thread.run_sync(self._store.add_request, model, number, kind, payload)
+        self._queue(model).wake()
+
+    async def retrieve_future(self, host: str, request_id: str) -> Json | BytesReply | HeldReply:
+        _require_local(host)
+        model, _, number = request_id.rpartition("#")
+        request = None
+        if number.isascii() and number.isdecimal() and int(number) <= SEQ_ID_MAX:
+            request = await trio.to_thread.run_sync(self._store.find_request, model, int(number))
+        if request is None:
+            raise HttpProblem("gone", f"no request {request_id!r}")
+        return _future_reply(request)
+
+
+def request_id(model: str, number: int) -> str:
+    return f"{model}#{number}"
+
+
+def _future_reply(request: StoredRequest) -> Json | BytesReply | HeldReply:
+    name = request_id(request.model, request.number)
+    if request.outcome is Outcome.PENDING:
+        return HeldReply(name, {"type": "try_again", "request_id": name, "queue_state": "active"})
+    if request.outcome in FAULT_CATEGORIES:
+        return {"error": request.result.decode(), "category": FAULT_CATEGORIES[request.outcome]}
+    if request.kind in (RequestKind.FORWARD, RequestKind.GRADIENT):
+        return BytesReply(PROTOBUF, request.result)
+    reply: Json = json.loads(request.result)
+    return reply
+
+
+def _require_local(host: str) -> None:
+    """Raise `HttpProblem` unless the client is on this machine."""
+    if not is_loopback(host):
+        raise HttpProblem("unauthorized", "this gateway serves programs on its own machine alone")
+
+
+def _create_request(base: str, lora: Json) -> CreateModel:
+    rank, seed = lora.get("rank", RANK), lora.get("seed")
+    for name, value in (("rank", rank), ("seed", SEED if seed is None else seed)):
+        if type(value) is not int or value < 0:
+            raise RemoteProtocolError("mistyped", f"{name} must be a whole number, not {value!r}")
+    flags = [lora.get(name, True) is not False for name in ("train_attn", "train_mlp", "train_unembed")]
+    return CreateModel(base, rank, SEED if seed is None else seed, *flags)
+
+
+def _optimizer_step(adam: Json, other: Json) -> OptimizerStep:
+    if other:
+        raise RemoteProtocolError("unsupported", f"optimizer {other.get('type')!r} is not supported: use AdamParams")
+    # Names and defaults of the SDK's AdamParams.
+    usual = {
+        "learning_rate": 1e-4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12, "weight_decay": 0.0, "grad_clip_norm": 0.0
+    }  # fmt: skip
+    values = []
+    for name, default in usual.items():
+        value = adam.get(name, default)
+        if type(value) not in (int, float):
+            raise RemoteProtocolError("mistyped", f"{name} must be a number, not {value!r}")
+        values.append(float(value))
+    step = OptimizerStep(*values)
+    if problem := step.problem():
+        raise RemoteProtocolError("mistyped", problem)
+    return step
+
+
+def _created(model: str) -> bytes:
+    return json.dumps({"type": "create_model", "model_id": model}).encode()
+
+
+def _losses(body: RequestBody, report: LossReport) -> bytes:
+    logprobs = [np.frombuffer(data, dtype="<f4") for data in report.logprobs]
+    return encode_gradient_result({"logprobs": logprobs}, {"loss:sum": report.loss})
+
+
+def _step(outcome: StepOutcome) -> bytes:
+    metrics: dict[str, Any] = {"round:max": outcome.round, "refused_rounds:max": sum(outcome.rejected.values())}
+    return json.dumps({"metrics": metrics}).encode()
