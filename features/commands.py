@@ -82,21 +82,28 @@ class Command:
     exit_statuses: Mapping[int, str] = field(default_factory=dict)  # meanings of the exit statuses that only this command has
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        if self.actions:
-            names = tuple(action.name for action in self.actions)
-            parser.add_argument("action_name", choices=names, metavar="ACTION", help=", ".join(names))
-        for argument in self.arguments:
-            argument.add_to(parser)
-        users: dict[Argument, list[str]] = {}
-        for action in self.actions:
-            for option in action.options:
-                users.setdefault(option, []).append(action.name)
-        groups: dict[str, argparse._ArgumentGroup] = {}
-        for option, names_of_users in users.items():
-            title = f"{OPTIONS_OF}{' and '.join(names_of_users)}"
-            if title not in groups:
-                groups[title] = parser.add_argument_group(title)
-            option.add_to(groups[title])
+        add_arguments_and_actions(parser, self.arguments, self.actions)
+
+
+def add_arguments_and_actions(
+    parser: argparse.ArgumentParser, arguments: tuple[Argument, ...], actions: tuple[Action, ...]
+) -> None:
+    """Add the name of an action, the arguments, and the options of each action to a parser."""
+    if actions:
+        names = tuple(action.name for action in actions)
+        parser.add_argument("action_name", choices=names, metavar="ACTION", help=", ".join(names))
+    for argument in arguments:
+        argument.add_to(parser)
+    users: dict[Argument, list[str]] = {}
+    for action in actions:
+        for option in action.options:
+            users.setdefault(option, []).append(action.name)
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for option, names_of_users in users.items():
+        title = f"{OPTIONS_OF}{' and '.join(names_of_users)}"
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        option.add_to(groups[title])
 
 
 def command(

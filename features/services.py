@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from features.api_keys import ApiKeys
 from features.feature import Feature
 from ledger.core.module import StateReader
 from protocol.api import PeerApi
@@ -49,6 +50,10 @@ class ServiceContext(Protocol):
 
     def get_setting(self, name: str) -> Any:
         """Return a setting of a feature."""
+
+    @property
+    def api_keys(self) -> ApiKeys:
+        """The API keys of this peer, with their quotas. All services share them."""
 
     @property
     def http_connections_max(self) -> int:

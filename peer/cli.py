@@ -14,6 +14,7 @@ from typing import Any
 
 from features import exit_statuses
 from features.command_arguments import JSON
+from features.commands import add_arguments_and_actions
 from features.lazy_import import garbage_collection_paused, import_object
 from features.nearest_names import suggest_nearest
 from peer import features
@@ -373,6 +374,17 @@ def _add_offline_commands(command: Callable[..., CommandLineParser]) -> None:
             """,
     )
     shards.add_argument("directory", metavar="DIR", help="Folder with `*.bin` and perhaps `tokenizer.json`")
+    from peer.commands import api_key_commands
+
+    key = command(
+        "key",
+        api_key_commands.ABOUT,
+        api_key_commands.manage_api_keys,
+        details=api_key_commands.DETAILS,
+        actions=api_key_commands.ACTIONS,
+    )
+    _add_place(key)
+    add_arguments_and_actions(key, api_key_commands.ARGUMENTS, api_key_commands.ACTIONS)
     doctor = command(
         "doctor",
         "Check port, peers, clock, key, disk, memory and version, and suggest remedies",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from features.api_keys import ApiKeys
 from features.feature import Feature
 from ledger.jobs import Job
 from ledger.ledger_state import LedgerState
@@ -31,6 +32,7 @@ from protocol import messages
 from protocol.api import PeerApi
 from protocol.errors import UserError
 from protocol.identity import Identity, Signed, sign_message
+from storage.api_key_store import ApiKeyStore
 from training.job_spec import JobSpec
 from training.round_context import OpenRoundContext
 from transport.discovery.optional_service import OptionalService
@@ -92,6 +94,10 @@ class RunningPeer:
     def invitations(self) -> InvitationBook:
         return InvitationBook(self.directory.path / "invitations")
 
+    @cached_property
+    def api_keys(self) -> ApiKeys:
+        return ApiKeys(ApiKeyStore(self.directory.api_keys))
+
     def service_context(self, service: str, /) -> RunningServiceContext:
         return RunningServiceContext(service, self)
 
@@ -136,7 +142,7 @@ class RunningServiceContext:
         self.me, self.chain_id, self.network, self.peer = peer.me, peer.genesis.chain_id, peer.genesis.network, peer
         self.api, self.text_folder, self.unseal = peer.api, peer.directory.texts, peer.identity.unseal
         self.http_connections_max = connection_limits(descriptor_limit()).web
-        self.submit_transaction = peer.submitter.submit
+        self.submit_transaction, self.api_keys = peer.submitter.submit, peer.api_keys
         self.read_blob, self.delete_blob, self.add_blob = peer.blobs.read_blob, peer.blobs.delete_blob, peer.blobs.add_bytes
 
     @property

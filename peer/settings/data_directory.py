@@ -55,6 +55,7 @@ FILES = {
     "services/serve/doors.sqlite": "Hashes of operators' tokens, sessions, used invitation codes, refused annotators.",
     "services/serve/log.sqlite": "Actions of operators by HTTP.",
     "services/serve/imported.sqlite": "Imported pages of tasks. A second import of the same file adds nothing.",
+    "api_keys.sqlite": "Hashes, quotas and last uses of API keys, mode 0600. Without it, programs on this machine need no key.",
     "invitation": "The invitation that this peer joined with. It is secret until it is used.",
     "invitations": "The last 1,024 invitations of this peer, without their secrets.",
     "addresses": "Last addresses of members, `PEER@HOST:PORT` in each line. A stopped network restarts with them.",
@@ -122,6 +123,7 @@ class DataDirectory:
         self.lock_file = path / "peer.lock"
         self.settings_file = path / "peer.toml"
         self.history = path / "console_history"
+        self.api_keys = path / "api_keys.sqlite"
 
     @classmethod
     def create(cls, path: Path) -> DataDirectory:
