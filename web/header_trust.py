@@ -67,6 +67,8 @@ def read_token(request: web.Request, who: ClientClass, known: Collection[ClientC
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token:
         return token
+    if who.header and (token := request.headers.get(who.header, "")):
+        return token
     cookies = (request.cookies.get(cookie_name(request, client)) for client in (who, *known))
     token = next(filter(None, cookies), "")
     if not token:

@@ -32,6 +32,7 @@ class ClientClass:
     # Name of the cookie of a browser's session; each class has another, since a browser may have several sessions.
     cookie_name: str
     argument: str  # name of the handler's argument with the client's identity, which the authorizer returns
+    header: str = ""  # header that programs may set to the token, instead of `Authorization: Bearer TOKEN`
 
 
 OPERATOR: Final = ClientClass("operator", "folkmoot-operator", "operator")

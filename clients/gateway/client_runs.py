@@ -112,13 +112,14 @@ class ClientRuns:
         data = codec.encode(body)
         return ListedBody(await trio.to_thread.run_sync(self._peer.blobs.add_bytes, data), len(data))
 
+    def delete_body(self, listed: ListedBody) -> None:
+        """Delete a request body whose step is decided. Other peers have deleted it with the round."""
+        self._peer.blobs.delete_blob(listed.digest)
+
     async def request_step(
         self, key: bytes, number: int, bodies: Sequence[ListedBody], tokens: int, optimizer: OptimizerStep
-    ) -> StepOutcome:
-        """Request step `number`, the next one of a run, and wait until it is decided.
-
-        Raises `UserError` if no trainer's update was accepted.
-        """
+    ) -> None:
+        """Request step `number`, the next one of a run. `wait_for_outcome` has its outcome."""
         if not 0 < len(bodies) <= BODIES_MAX:
             raise UserError(f"a step has 1 to {BODIES_MAX} requests with a gradient, not {len(bodies)}")
         if problem := optimizer.problem():
@@ -126,7 +127,6 @@ class ClientRuns:
         manifest = codec.encode(Manifest(tuple(bodies)))
         digest = await trio.to_thread.run_sync(self._peer.blobs.add_bytes, manifest)
         await self._peer.submit_transaction("client/step", RequestStep(key, StepBrief(number, digest, tokens, optimizer)))
-        return await self.wait_for_outcome(key, number)
 
     def is_step_requested(self, key: bytes, number: int) -> bool:
         """Return whether the ledger has a request for step `number`."""
@@ -134,7 +134,7 @@ class ClientRuns:
         return run.next_step > number or run.open_step is not None
 
     async def wait_for_outcome(self, key: bytes, number: int) -> StepOutcome:
-        """Wait until step `number` is decided. Raises `UserError` if it failed."""
+        """Wait until step `number` is decided. Raises `UserError` if no trainer's update was accepted."""
         desk = self._peer.service_context("serve")
         while (run := self.find_run(key)).next_step <= number:
             await desk.wait_for_block_above(desk.height)

@@ -8,10 +8,12 @@ from clients.gateway.tinker_api import OBJECT, TinkerApi
 from clients.wire.gradient_request import SEQ_ID_MAX
 from features.services import ServiceContext
 from web.calls import LINE, RequestField, integer_type
-from web.routes import Route, RouteHandlers, RouteReply, RouteSet
+from web.routes import ClientClass, Route, RouteHandlers, RouteReply, RouteSet
 
 PREFIX: Final = "/tinker"
 BODY_BYTES_MAX: Final = 6 << 20  # bytes of a request for a gradient: the SDK divides batches into requests of 5 MB
+PROGRAM: Final = ClientClass("program", "folkmoot-program", "key", "X-API-Key")
+REFUSED: Final = {"unauthorized": "an unknown key, or a program of another machine while the peer has no keys"}
 NUMBER: Final = integer_type(0, SEQ_ID_MAX)
 FUTURE: Final = RouteReply("request_id", "`retrieve_future` has the result")
 
@@ -22,10 +24,11 @@ def _post(handler: Any, path: str, about: str, reply: RouteReply, *fields: Reque
         method="POST",
         path=f"{PREFIX}/api/v1/{path}",
         about=about,
+        client=PROGRAM,
         by_host=True,
         body_fields=fields,
         replies={200: reply},
-        problem_codes={"unauthorized": "the program runs on another machine"},
+        problem_codes=REFUSED,
         **more,
     )
 
@@ -36,15 +39,18 @@ def _get(handler: Any, path: str, about: str, reply: RouteReply) -> Route:
         method="GET",
         path=f"{PREFIX}/api/v1/{path}",
         about=about,
+        client=PROGRAM,
         by_host=True,
         replies={200: reply},
-        problem_codes={"unauthorized": "the program runs on another machine"},
+        problem_codes=REFUSED,
     )
 
 
 def make_handlers(desk: ServiceContext) -> RouteHandlers:
     api = TinkerApi(desk)
-    return RouteHandlers(objects=(api,), background_tasks=(api.run_queues,), held_replies=api.held)
+    return RouteHandlers(
+        objects=(api,), authorizers={PROGRAM: api.authorize}, background_tasks=(api.run_queues,), held_replies=api.held
+    )
 
 
 ROUTES: Final = RouteSet(

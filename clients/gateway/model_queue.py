@@ -26,6 +26,9 @@ from protocol.messages import Name
 # was too large, or its connection broke.
 GAP_SECONDS: Final = 60.0
 
+# Requests before a decided step whose results stay. A client waits for at most some hundred results at once.
+REQUESTS_KEPT: Final = 1_024
+
 log = logging.getLogger("site")
 
 
@@ -70,6 +73,8 @@ class ModelQueue:
             request = await self._wait_for_request(number)
             outcome, result = await self._compute(request)
             await trio.to_thread.run_sync(self._store.set_outcome, self.model, number, outcome, result)
+            if request.kind is RequestKind.STEP:
+                await trio.to_thread.run_sync(self._store.drop_before, self.model, number - REQUESTS_KEPT)
             self._announce(self.model, number)
 
     async def _wait_for_request(self, number: int) -> StoredRequest:
@@ -122,17 +127,23 @@ class ModelQueue:
 
     async def _step(self, request: StoredRequest) -> StepOutcome:
         job = await self._job()
-        if request.step is not None and self._runs.is_step_requested(job, request.step):  # before this gateway was restarted
-            return await self._runs.wait_for_outcome(job, request.step)
         gradients = await trio.to_thread.run_sync(self._store.gradients_since_step, self.model, request.number)
         if not gradients:
             raise UserError("this step has no gradient: call forward_backward before optim_step")
         bodies = [codec.decode(RequestBody, each.payload, BODY_BYTES_MAX) for each in gradients]
         listed = [await self._runs.store_body(body) for body in bodies]
-        step = self._runs.find_run(job).next_step
-        await trio.to_thread.run_sync(self._store.set_step, self.model, request.number, step)
-        optimizer = codec.decode(OptimizerStep, request.payload)
-        return await self._runs.request_step(job, step, listed, sum(body.tokens for body in bodies), optimizer)
+        step = request.step
+        if step is None:
+            step = self._runs.find_run(job).next_step
+            await trio.to_thread.run_sync(self._store.set_step, self.model, request.number, step)
+        if not self._runs.is_step_requested(job, step):  # A gateway that was restarted may have requested it before.
+            optimizer = codec.decode(OptimizerStep, request.payload)
+            await self._runs.request_step(job, step, listed, sum(body.tokens for body in bodies), optimizer)
+        try:
+            return await self._runs.wait_for_outcome(job, step)
+        finally:
+            for each in listed:
+                await trio.to_thread.run_sync(self._runs.delete_body, each)
 
     async def _job(self) -> bytes:
         model = await trio.to_thread.run_sync(self._store.find_model, self.model)

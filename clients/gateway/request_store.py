@@ -45,6 +45,7 @@ class StoredRequest:
 class StoredModel:
     model: str
     session: str
+    owner: str  # API key that the model belongs to
     job: bytes | None  # run of the model; None: it is not open yet
 
 
@@ -53,15 +54,28 @@ class RequestStore(ServiceDatabase):
 
     file_name, file_mode = "requests.sqlite", 0o600
     schema = """
-        CREATE TABLE IF NOT EXISTS models (model TEXT PRIMARY KEY, session TEXT NOT NULL, job BLOB) WITHOUT ROWID;
+        CREATE TABLE IF NOT EXISTS models (
+            model TEXT PRIMARY KEY, session TEXT NOT NULL, owner TEXT NOT NULL, job BLOB
+        ) WITHOUT ROWID;
         CREATE TABLE IF NOT EXISTS requests (
             model TEXT NOT NULL, number INTEGER NOT NULL, kind TEXT NOT NULL, payload BLOB NOT NULL,
             outcome TEXT NOT NULL DEFAULT 'pending', result BLOB NOT NULL DEFAULT x'', step INTEGER, PRIMARY KEY (model, number)
         );
     """
 
-    def add_model(self, model: str, session: str) -> None:
-        self._database.execute("INSERT OR IGNORE INTO models VALUES (?, ?, NULL)", (model, session))
+    def add_model(self, model: str, session: str, owner: str) -> None:
+        self._database.execute("INSERT OR IGNORE INTO models VALUES (?, ?, ?, NULL)", (model, session, owner))
+
+    def count_models(self, owner: str) -> int:
+        ((count,),) = self._database.execute("SELECT COUNT(*) FROM models WHERE owner = ?", (owner,))
+        return int(count)
+
+    def stored_bytes(self, owner: str) -> int:
+        """Return the bytes of all requests and results of an owner."""
+        total = "COALESCE(SUM(LENGTH(payload) + LENGTH(result)), 0)"
+        query = f"SELECT {total} FROM requests WHERE model IN (SELECT model FROM models WHERE owner = ?)"
+        ((found,),) = self._database.execute(query, (owner,))
+        return int(found)
 
     def set_job(self, model: str, job: bytes) -> None:
         self._database.execute("UPDATE models SET job = ? WHERE model = ?", (job, model))
@@ -101,6 +115,12 @@ class RequestStore(ServiceDatabase):
 
     def set_step(self, model: str, number: int, step: int) -> None:
         self._database.execute("UPDATE requests SET step = ? WHERE model = ? AND number = ?", (step, model, number))
+
+    def drop_before(self, model: str, number: int) -> None:
+        """Delete the requests before this number, except the first one, which describes the model."""
+        self._database.execute(
+            "DELETE FROM requests WHERE model = ? AND number > ? AND number < ?", (model, CREATE_NUMBER, number)
+        )
 
     def set_outcome(self, model: str, number: int, outcome: Outcome, result: bytes) -> None:
         changed = outcome.value, result, model, number

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
@@ -25,6 +26,7 @@ from features.services import ServiceContext
 from protocol import codec
 from protocol.addresses import is_loopback
 from protocol.errors import FolkmootError, RemoteProtocolError
+from storage.api_key_store import ApiKey
 from training.round_context import TrainingPeer
 from web.calls import BytesReply, FieldType, HeldReply, HttpProblem, Json
 from web.held_replies import HeldReplies
@@ -37,6 +39,8 @@ WHO_READS: Final = (
     "digests of your data."
 )
 OBJECT: Final = FieldType("a JSON object", {"type": "object"}, lambda value: isinstance(value, dict))
+# The key of all programs on this machine while no key exists. The machine's owner runs them, so the ledger alone bounds them.
+LOCAL_PROGRAMS: Final = ApiKey("", 0, 64, 1 << 40, 1 << 40)
 # Values of a LoRA configuration that the client leaves out, as in the SDK.
 RANK, SEED = 32, 0
 
@@ -52,6 +56,26 @@ class TinkerApi:
         self._queues = dict[str, ModelQueue]()
         self._new, self._waiting = trio.open_memory_channel[ModelQueue](0)
         self._encoders = ResultEncoders(created=_created, losses=_losses, step=_step)
+
+    def authorize(self, token: str) -> ApiKey:
+        """Return the key with this secret. While no key exists, return `LOCAL_PROGRAMS`."""
+        keys = self.desk.api_keys
+        if (key := keys.find_key(token)) is not None:
+            return key
+        if keys.is_open():
+            return LOCAL_PROGRAMS
+        raise HttpProblem("unauthorized", "unknown API key: `peer key new NAME` makes one")
+
+    def _admit(self, key: ApiKey, host: str) -> None:
+        """Raise `HttpProblem` for a program of another machine without a key."""
+        if key is LOCAL_PROGRAMS and not is_loopback(host):
+            raise HttpProblem("unauthorized", "this peer has no API keys, so it serves programs on its own machine alone")
+
+    async def _require_model(self, key: ApiKey, model: str) -> None:
+        """Raise `HttpProblem` unless the model belongs to this key."""
+        known = await trio.to_thread.run_sync(self._store.find_model, model)
+        if known is None or known.owner != owner_of(key):
+            raise HttpProblem("not-found", f"no model {model!r}: create one with create_model")
 
     async def run_queues(self) -> None:
         """Compute the requests of all models, also those of an earlier process."""
@@ -76,8 +100,8 @@ class TinkerApi:
 
     # Sessions --------------------------------------------------------------------------------------------------------
 
-    async def client_config(self, host: str) -> Json:
-        _require_local(host)
+    async def client_config(self, key: ApiKey, host: str) -> Json:
+        self._admit(key, host)
         return {
             "pjwt_auth_enabled": False,
             "parallel_fwdbwd_chunks": False,
@@ -89,32 +113,32 @@ class TinkerApi:
             "sample_max_concurrent_requests": 64,
         }
 
-    async def client_dynamic_config(self, host: str) -> Json:
-        _require_local(host)
+    async def client_dynamic_config(self, key: ApiKey, host: str) -> Json:
+        self._admit(key, host)
         return {}
 
-    async def open_session(self, host: str) -> Json:
-        _require_local(host)
+    async def open_session(self, key: ApiKey, host: str) -> Json:
+        self._admit(key, host)
         return {"type": "create_session", "session_id": secrets.token_hex(SESSION_BYTES), "info_message": WHO_READS}
 
-    async def session_heartbeat(self, host: str, session_id: str) -> Json:
-        _require_local(host)
+    async def session_heartbeat(self, key: ApiKey, host: str, session_id: str) -> Json:
+        self._admit(key, host)
         return {"type": "session_heartbeat"}
 
-    async def close_session(self, host: str, session_id: str) -> Json:
-        _require_local(host)
+    async def close_session(self, key: ApiKey, host: str, session_id: str) -> Json:
+        self._admit(key, host)
         return {}
 
-    async def collect_telemetry(self, host: str) -> Json:
-        _require_local(host)
+    async def collect_telemetry(self, key: ApiKey, host: str) -> Json:
+        self._admit(key, host)
         return {"status": "accepted"}
 
-    async def check_gateway(self, host: str) -> Json:
-        _require_local(host)
+    async def check_gateway(self, key: ApiKey, host: str) -> Json:
+        self._admit(key, host)
         return {"status": "ok"}
 
-    async def server_capabilities(self, host: str) -> Json:
-        _require_local(host)
+    async def server_capabilities(self, key: ApiKey, host: str) -> Json:
+        self._admit(key, host)
         models = [
             {"model_name": name, "max_context_length": context, "trainable": True, "sampleable": False}
             for name, context in self._runs.list_bases()
@@ -124,13 +148,24 @@ class TinkerApi:
     # Models ----------------------------------------------------------------------------------------------------------
 
     async def create_model(
-        self, host: str, session_id: str, model_seq_id: int, base_model: str, lora_config: Json, optimizer_config: Json
+        self,
+        key: ApiKey,
+        host: str,
+        session_id: str,
+        model_seq_id: int,
+        base_model: str,
+        lora_config: Json,
+        optimizer_config: Json,
     ) -> Json:
-        _require_local(host)
-        model = f"{session_id}:train:{model_seq_id}"
+        self._admit(key, host)
+        model, owner = f"{session_id}:train:{model_seq_id}", owner_of(key)
         known = await trio.to_thread.run_sync(self._store.find_model, model)
+        if known is not None and known.owner != owner:
+            raise HttpProblem("refused", f"session {session_id!r} belongs to another key")
         kind, payload = RequestKind.INVALID, b""
-        if optimizer_config.get("type", "adamw") != "adamw":
+        if known is None and await trio.to_thread.run_sync(self._store.count_models, owner) >= key.models_max:
+            payload = f"the key {key.name!r} has {key.models_max} models, its quota: end a session".encode()
+        elif optimizer_config.get("type", "adamw") != "adamw":
             payload = f"optimizer {optimizer_config['type']!r} is not supported: use 'adamw'".encode()
         else:
             try:
@@ -138,17 +173,18 @@ class TinkerApi:
                 kind = RequestKind.CREATE
             except FolkmootError as error:
                 payload = str(error).encode()
-        await trio.to_thread.run_sync(self._store.add_model, model, session_id)
+        await trio.to_thread.run_sync(self._store.add_model, model, session_id, owner)
         if known is None:
             await self._new.send(self._queue(model))
-        await self._add(model, CREATE_NUMBER, kind, payload)
+        await self._add(key, model, CREATE_NUMBER, kind, payload)
         return {"request_id": request_id(model, CREATE_NUMBER), "model_id": model}
 
-    async def get_info(self, host: str, model_id: str) -> Json:
-        _require_local(host)
+    async def get_info(self, key: ApiKey, host: str, model_id: str) -> Json:
+        self._admit(key, host)
+        await self._require_model(key, model_id)
         request = await trio.to_thread.run_sync(self._store.find_request, model_id, CREATE_NUMBER)
         if request is None or request.kind is not RequestKind.CREATE:
-            raise HttpProblem("not-found", f"no model {model_id!r}: create one with create_model")
+            raise HttpProblem("not-found", f"model {model_id!r} was not created: see the failure of create_model")
         said = codec.decode(CreateModel, request.payload)
         return {
             "type": "get_info",
@@ -161,44 +197,52 @@ class TinkerApi:
 
     # Steps -----------------------------------------------------------------------------------------------------------
 
-    async def forward_backward(self, host: str, body: bytes) -> Json:
-        _require_local(host)
+    async def forward_backward(self, key: ApiKey, host: str, body: bytes) -> Json:
+        self._admit(key, host)
         try:
             request = await trio.to_thread.run_sync(decode_gradient_request, body)
         except RemoteProtocolError as error:  # it names no model or no number, so no future can fail
             raise HttpProblem("malformed", error.detail) from None
         kind, payload = RequestKind.INVALID, (request.problem or "").encode()
         if request.body is not None:
-            kind = RequestKind.FORWARD if request.forward_only else RequestKind.GRADIENT
-            payload = await trio.to_thread.run_sync(codec.encode, request.body)
-        await self._add(request.model_id, request.seq_id, kind, payload)
+            refusal = self.desk.api_keys.spend_tokens(key, request.body.tokens, time.monotonic())
+            payload = (refusal or "").encode() or await trio.to_thread.run_sync(codec.encode, request.body)
+            if not refusal:
+                kind = RequestKind.FORWARD if request.forward_only else RequestKind.GRADIENT
+        await self._add(key, request.model_id, request.seq_id, kind, payload)
         return {"request_id": request_id(request.model_id, request.seq_id), "model_id": request.model_id}
 
-    async def optim_step(self, host: str, model_id: str, seq_id: int, adam_params: Json, optimizer_params: Json) -> Json:
-        _require_local(host)
+    async def optim_step(
+        self, key: ApiKey, host: str, model_id: str, seq_id: int, adam_params: Json, optimizer_params: Json
+    ) -> Json:
+        self._admit(key, host)
         kind, payload = RequestKind.STEP, b""
         try:
             payload = codec.encode(_optimizer_step(adam_params, optimizer_params))
         except FolkmootError as error:
             kind, payload = RequestKind.INVALID, str(error).encode()
-        await self._add(model_id, seq_id, kind, payload)
+        await self._add(key, model_id, seq_id, kind, payload)
         return {"request_id": request_id(model_id, seq_id), "model_id": model_id}
 
-    async def _add(self, model: str, number: int, kind: RequestKind, payload: bytes) -> None:
-        """Store a request durably, and let its queue compute it."""
-        if await trio.to_thread.run_sync(self._store.find_model, model) is None:
-            raise HttpProblem("not-found", f"no model {model!r}: create one with create_model")
+    async def _add(self, key: ApiKey, model: str, number: int, kind: RequestKind, payload: bytes) -> None:
+        """Store a request durably, and let its queue compute it. A request beyond the key's quota of bytes becomes invalid."""
+        await self._require_model(key, model)
+        stored = await trio.to_thread.run_sync(self._store.stored_bytes, owner_of(key))
+        if stored + len(payload) > key.stored_bytes_max:
+            kind = RequestKind.INVALID
+            payload = f"the key {key.name!r} stores {stored:,} bytes, its quota is {key.stored_bytes_max:,}".encode()
         await trio.to_thread.run_sync(self._store.add_request, model, number, kind, payload)
         self._queue(model).wake()
 
-    async def retrieve_future(self, host: str, request_id: str) -> Json | BytesReply | HeldReply:
-        _require_local(host)
+    async def retrieve_future(self, key: ApiKey, host: str, request_id: str) -> Json | BytesReply | HeldReply:
+        self._admit(key, host)
         model, _, number = request_id.rpartition("#")
         request = None
         if number.isascii() and number.isdecimal() and int(number) <= SEQ_ID_MAX:
             request = await trio.to_thread.run_sync(self._store.find_request, model, int(number))
         if request is None:
             raise HttpProblem("gone", f"no request {request_id!r}")
+        await self._require_model(key, model)
         return _future_reply(request)
 
 
@@ -218,10 +262,9 @@ def _future_reply(request: StoredRequest) -> Json | BytesReply | HeldReply:
     return reply
 
 
-def _require_local(host: str) -> None:
-    """Raise `HttpProblem` unless the client is on this machine."""
-    if not is_loopback(host):
-        raise HttpProblem("unauthorized", "this gateway serves programs on its own machine alone")
+def owner_of(key: ApiKey) -> str:
+    """Return the name under which models belong to a key. A later key of the same name has another one."""
+    return f"{key.name}@{key.created_ms}"
 
 
 def _create_request(base: str, lora: Json) -> CreateModel:

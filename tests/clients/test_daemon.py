@@ -59,7 +59,8 @@ async def test_steps_of_a_run_lower_the_loss_and_leave_the_base(tmp_path: Path) 
             for number in range(4):
                 report = await runs.compute_losses(key, request, backward=True)
                 listed = await runs.store_body(request)
-                outcome = await runs.request_step(key, number, [listed], request.tokens, ADAMW)
+                await runs.request_step(key, number, [listed], request.tokens, ADAMW)
+                outcome = await runs.wait_for_outcome(key, number)
                 losses.append(report.loss)
                 assert outcome.is_accepted and outcome.rejected == {}
             said = np.frombuffer(b"".join(report.logprobs), dtype="<f4")
