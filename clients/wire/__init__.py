@@ -1,0 +1,1 @@
+"""The messages that clients exchange with a gateway as protobuf: requests for gradients, their results, and samples."""
