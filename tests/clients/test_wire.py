@@ -130,10 +130,10 @@ def read_by_protobuf(data: bytes) -> GradientRequest:
             assert list(tensor.shape) in ([], [vectors[name].size])
         targets = vectors.pop("target_tokens")
         assert ids.size and targets.size and min(ids.min(), targets.min()) >= 0 and max(ids.max(), targets.max()) < 1 << 16
-        inputs = {name: vectors[name].astype("<f4").tobytes() for name in sorted(vectors)}
+        inputs = {name: vectors[name].astype("<f4").tobytes() for name in vectors}
         examples.append(Example(ids.astype("<u2").tobytes(), targets.astype("<u2").tobytes(), inputs))
     config = dict(message.loss_fn_config) | {name: value.number for name, value in message.loss_fn_config_v2.items()}
-    config = {name: value for name, value in sorted(config.items()) if value != LOSS_DEFAULTS[loss].get(name)}
+    config = {name: value for name, value in config.items() if value != LOSS_DEFAULTS[loss].get(name)}
     request = RequestBody(loss, config, tuple(examples))
     return GradientRequest(message.model_id, message.seq_id, message.forward_only, request, None)
 
@@ -276,6 +276,10 @@ NAMED = [  # fields of an invalid request, and its problem
         second(datum(weights={"dense": floats([1.0]), "dtype": FLOAT32, "shape": [1] * 9})),
         f"example 1: input 'weights': the tensor has the shape {'1 × ' * 8}… and 1 numbers: its shape must be 1",
     ),
+    (
+        second(datum(weights={"dense": floats([1.0, 2.0]), "dtype": FLOAT32, "shape": [3]})),
+        "example 1: input 'weights': the tensor has the shape 3 and 2 numbers: its shape must be 2",
+    ),
     (second(datum(**{name: {"dtype": FLOAT32} for name in "abcdefghi"})), "example 1: the loss has more than 8 inputs"),
 ]
 
@@ -304,6 +308,7 @@ def test_a_request_without_its_model_or_its_number_is_refused(fields: dict[str, 
         decode_gradient_request(request_with(**fields))
 
 
+DOUBLED_SHAPE = encode_bytes(1, bytes(4)) + encode_varint(3, FLOAT32) + encode_bytes(4, b"\x01") * 2
 # Malformed bytes after the model and the number of a request, and the request's problem.
 MALFORMED = [
     (b"\x1a", "the message ends within a number"),
@@ -323,6 +328,10 @@ MALFORMED = [
     (b"\x2a\x03\x0a\x01a", "an entry of a map has the fields [1]: a key and a value are needed"),
     (b"\x2a\x06\x0a\x01a\x0a\x01a", "an entry of a map has field 1 twice"),
     (b"\x1a\x06\x0a\x04" + b"\x0a\x00" * 2, "example 2: chunk 0 has two contents"),
+    (
+        encode_bytes(3, encode_bytes(2, encode_bytes(1, b"weights") + encode_bytes(2, DOUBLED_SHAPE))),
+        "example 2: input 'weights': the tensor has the shape 1 × 1 and 1 numbers: its shape must be 1",
+    ),
     (b"\x30\x01" * (FIELDS_MAX + 1), f"the body has more than {FIELDS_MAX} fields"),
 ]
 
@@ -455,7 +464,9 @@ def test_samples_are_the_message_of_protobuf(drawn: list[tuple[list[int], StopRe
         for each in sequences
     ]
     expected = CLASSES["SampleResponse"](sequences=parts)
-    assert CLASSES["SampleResponse"].FromString(encode_samples(sequences, None)) == expected
+    encoded = encode_samples(sequences, None)
+    assert CLASSES["SampleResponse"].FromString(encoded) == expected
+    assert encoded == expected.SerializeToString() or not all(each.tokens for each in sequences)
     expected.prompt_logprobs = floats([math.nan, *logprobs])
     assert CLASSES["SampleResponse"].FromString(encode_samples(sequences, [None, *logprobs])) == expected
 
