@@ -144,11 +144,11 @@ def _read_content(reader: FieldReader, message: memoryview) -> RequestBody:
 
 
 def _changed_settings(loss: ClientLoss, config: dict[str, float]) -> dict[str, float]:
-    """Return the settings that differ from the loss's default values, in the order of their names."""
+    """Return the settings that differ from the loss's default values."""
     for name, value in config.items():
         if not math.isfinite(value):
             raise RemoteProtocolError("malformed", f"setting {name!r} is {value}")
-    return {name: value for name, value in sorted(config.items()) if value != LOSS_DEFAULTS[loss].get(name)}
+    return {name: value for name, value in config.items() if value != LOSS_DEFAULTS[loss].get(name)}
 
 
 def _read_setting(reader: FieldReader, name: str, message: memoryview) -> float:
@@ -188,7 +188,7 @@ def _read_example(reader: FieldReader, message: memoryview) -> Example:
         raise RemoteProtocolError("malformed", f"the input {TARGETS!r} is missing")
     if not tokens or not targets:
         raise RemoteProtocolError("malformed", f"{len(tokens) // TOKEN_BYTES} tokens and {len(targets) // TOKEN_BYTES} targets")
-    return Example(bytes(tokens), targets, dict(sorted(inputs.items())))
+    return Example(bytes(tokens), targets, inputs)
 
 
 def _read_chunk(reader: FieldReader, place: int, message: memoryview) -> bytes:

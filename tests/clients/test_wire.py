@@ -1,0 +1,480 @@
+"""Messages of clients: equal to those that the library `protobuf` reads and writes, whatever the bytes."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clients.records import EXAMPLES_MAX, LOSS_DEFAULTS, ClientLoss, Example, RequestBody
+from clients.wire.gradient_request import GradientRequest, decode_gradient_request
+from clients.wire.results import SampledSequence, StopReason, encode_gradient_result, encode_samples
+from clients.wire.wire_format import (
+    FIELDS_MAX,
+    TEXT_BYTES_MAX,
+    FieldReader,
+    WireType,
+    encode_bytes,
+    encode_varint,
+    read_packed,
+    read_varint,
+)
+from protocol import codec
+from protocol.errors import RemoteProtocolError
+from tests.clients.runs import MODEL, body, floats, tokens
+
+# Messages of the SDK tinker 0.38.0. `*`: repeated; `?`: optional; `{}`: a map from texts; `|`: at most one of these is set.
+# Fields without a meaning here are missing, so the library skips them, too: spans of examples, and likely tokens of samples.
+SCHEMA = {
+    "ForwardBackwardRequest": "1 string model_id, 2 int32 seq_id, 3 *Datum data, 4 string loss_fn, 5 {}double loss_fn_config,"
+    " 6 bool forward_only, 7 {}LossConfigValue loss_fn_config_v2",
+    "LossConfigValue": "1 |double number, 2 |string text",
+    "Datum": "1 *Chunk model_input, 2 {}Tensor loss_fn_inputs",
+    "Chunk": "1 |EncodedTextChunk encoded_text, 2 |ImageChunk image, 3 |DmelChunk dmel",
+    "EncodedTextChunk": "1 bytes tokens",
+    "ImageChunk": "1 bytes data, 2 string format, 3 ?int32 expected_tokens",
+    "DmelChunk": "1 bytes dmel",
+    "Tensor": "1 |bytes dense, 2 |SparseCsr sparse_csr, 3 int32 dtype, 4 *int64 shape",
+    "SparseCsr": "1 bytes values, 2 bytes crow_indices, 3 bytes col_indices",
+    "ForwardBackwardOutput": "1 string loss_fn_output_type, 2 *ArrayRecord loss_fn_outputs, 3 {}double metrics",
+    "ArrayRecord": "1 string type_tag, 2 {}BatchedTensor fields, 3 int64 num_datums",
+    "BatchedTensor": "1 bytes data, 2 bytes offsets, 3 int32 dtype, 4 *int64 trailing_shape",
+    "SampleResponse": "1 *SampledSequence sequences, 2 ?bytes prompt_logprobs, 4 int32 prompt_cache_hit_tokens",
+    "SampledSequence": "1 int32 stop_reason, 2 bytes tokens, 3 ?bytes logprobs",
+}
+FLOAT32, INT64 = 1, 2  # data types
+FieldProto = descriptor_pb2.FieldDescriptorProto
+
+
+def add_field(message: Any, text: str) -> None:
+    number, kind, name = text.split()
+    field = message.field.add(name=name, number=int(number), label=FieldProto.LABEL_OPTIONAL)
+    if kind.startswith("{}"):
+        entry = message.nested_type.add(name="".join(part.capitalize() for part in name.split("_")) + "Entry")
+        entry.options.map_entry = True
+        add_field(entry, "1 string key")
+        add_field(entry, f"2 {kind[2:]} value")
+        kind, field.label = f"*.client.{message.name}.{entry.name}", FieldProto.LABEL_REPEATED
+    elif kind.startswith("*"):
+        field.label = FieldProto.LABEL_REPEATED
+    elif kind.startswith("|"):
+        if not message.oneof_decl:
+            message.oneof_decl.add(name="content")
+        field.oneof_index = 0
+    elif kind.startswith("?"):
+        field.proto3_optional, field.oneof_index = True, len(message.oneof_decl)
+        message.oneof_decl.add(name=f"_{name}")
+    kind = kind.lstrip("*|?")
+    if hasattr(FieldProto, f"TYPE_{kind.upper()}"):
+        field.type = getattr(FieldProto, f"TYPE_{kind.upper()}")
+    else:
+        field.type, field.type_name = FieldProto.TYPE_MESSAGE, kind if kind.startswith(".") else f".client.{kind}"
+
+
+def message_classes() -> dict[str, Any]:
+    file = descriptor_pb2.FileDescriptorProto(name="client.proto", package="client", syntax="proto3")
+    for name, fields in SCHEMA.items():
+        message = file.message_type.add(name=name)
+        for field in fields.split(", "):
+            add_field(message, field)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"client.{name}")) for name in SCHEMA}
+
+
+CLASSES = message_classes()
+MODEL_ID, SEQ_ID = "s-1:train:0", 7
+
+
+def written(request: RequestBody, *, both_maps: bool = True, shapes: bool = True) -> Any:
+    """Return the message of a request as a client makes it."""
+    message = CLASSES["ForwardBackwardRequest"](model_id=MODEL_ID, seq_id=SEQ_ID, loss_fn=request.loss.value)
+    for name, value in request.config.items():
+        message.loss_fn_config[name] = value
+        if both_maps:
+            message.loss_fn_config_v2[name].number = value
+    for example in request.examples:
+        datum = message.data.add()
+        ids = np.frombuffer(example.tokens, dtype="<u2").astype("<i4")
+        for part in np.array_split(ids, min(3, ids.size)):
+            datum.model_input.add().encoded_text.tokens = part.tobytes()
+        vectors = {"target_tokens": np.frombuffer(example.targets, dtype="<u2").astype("<i8")}
+        vectors |= {name: np.frombuffer(numbers, dtype="<f4") for name, numbers in example.inputs.items()}
+        for name, vector in vectors.items():
+            tensor = datum.loss_fn_inputs[name]
+            tensor.dense, tensor.dtype = vector.tobytes(), INT64 if vector.dtype.kind == "i" else FLOAT32
+            if shapes:
+                tensor.shape.append(vector.size)
+        datum.MergeFromString(encode_bytes(3, encode_bytes(2, b"\x0a\x04s-1a")))  # a span of sampled tokens
+    return message
+
+
+def read_by_protobuf(data: bytes) -> GradientRequest:
+    """Return a valid request that the library reads."""
+    message = CLASSES["ForwardBackwardRequest"].FromString(data)
+    loss, examples = ClientLoss(message.loss_fn), []
+    for datum in message.data:
+        ids = np.concatenate([np.frombuffer(chunk.encoded_text.tokens, dtype="<i4") for chunk in datum.model_input])
+        vectors = {
+            name: np.frombuffer(tensor.dense, dtype={FLOAT32: "<f4", INT64: "<i8"}[tensor.dtype])
+            for name, tensor in datum.loss_fn_inputs.items()
+        }
+        for name, tensor in datum.loss_fn_inputs.items():
+            assert list(tensor.shape) in ([], [vectors[name].size])
+        targets = vectors.pop("target_tokens")
+        assert ids.size and targets.size and min(ids.min(), targets.min()) >= 0 and max(ids.max(), targets.max()) < 1 << 16
+        inputs = {name: vectors[name].astype("<f4").tobytes() for name in vectors}
+        examples.append(Example(ids.astype("<u2").tobytes(), targets.astype("<u2").tobytes(), inputs))
+    config = dict(message.loss_fn_config) | {name: value.number for name, value in message.loss_fn_config_v2.items()}
+    config = {name: value for name, value in config.items() if value != LOSS_DEFAULTS[loss].get(name)}
+    request = RequestBody(loss, config, tuple(examples))
+    return GradientRequest(message.model_id, message.seq_id, message.forward_only, request, None)
+
+
+PPO = body(ClientLoss.PPO, clip_high_threshold=1.5)
+
+
+@pytest.mark.parametrize("loss", ClientLoss)
+@pytest.mark.parametrize("shapes", [True, False])
+def test_a_request_is_read_as_protobuf_writes_it(loss: ClientLoss, shapes: bool) -> None:
+    changed = {name: value + 0.25 for name, value in LOSS_DEFAULTS[loss].items()}
+    request = body(loss, **changed)
+    for both_maps in (True, False):
+        data = written(request, both_maps=both_maps, shapes=shapes).SerializeToString()
+        assert decode_gradient_request(data) == GradientRequest(MODEL_ID, SEQ_ID, False, request, None) == read_by_protobuf(data)
+        assert request.problem(MODEL.context, MODEL.vocabulary) is None
+        assert len(codec.encode(request)) < len(data)
+
+
+def test_a_request_for_losses_alone_says_so() -> None:
+    message = written(PPO)
+    message.forward_only = True
+    assert decode_gradient_request(message.SerializeToString()).forward_only
+
+
+def test_settings_of_the_second_map_win_and_default_values_are_left_out() -> None:
+    message = written(PPO)
+    message.loss_fn_config["clip_high_threshold"] = 9.0
+    message.loss_fn_config["clip_low_threshold"] = LOSS_DEFAULTS[ClientLoss.PPO]["clip_low_threshold"]
+    assert decode_gradient_request(message.SerializeToString()).body == PPO
+
+
+def test_integers_become_the_floats_of_an_input() -> None:
+    message = written(body(examples=1))
+    tensor = message.data[0].loss_fn_inputs["weights"]
+    values = list(range(tensor.shape[0]))
+    tensor.dtype, tensor.dense = INT64, np.array(values, dtype="<i8").tobytes()
+    read = decode_gradient_request(message.SerializeToString()).body
+    assert read is not None and read.examples[0].inputs["weights"] == floats(values)
+
+
+def test_unknown_fields_are_skipped() -> None:
+    unknown = b"".join(
+        (b"\xa0\x06\x96\x01", b"\xa1\x06" + bytes(8), b"\xa2\x06\x03abc", b"\xa5\x06" + bytes(4), b"\xa2\x06\x02\x0b\x0b")
+    )
+    message = written(PPO)
+    expected = decode_gradient_request(message.SerializeToString())
+    assert expected.body == PPO
+    for part in (message, message.data[0], message.data[0].model_input[0], message.data[0].loss_fn_inputs["logprobs"]):
+        part.MergeFromString(unknown)
+    data = message.SerializeToString()
+    assert data.count(unknown) == 4
+    assert decode_gradient_request(data) == expected
+
+
+# Invalid requests -------------------------------------------------------------------------------------------------------------
+
+
+def int32s(*values: int) -> bytes:
+    return np.array(values, dtype="<i4").tobytes()
+
+
+def int64s(*values: int) -> bytes:
+    return np.array(values, dtype="<i8").tobytes()
+
+
+TARGETS = {"dense": int64s(1, 2), "dtype": INT64}
+
+
+def datum(
+    *chunks: dict[str, Any],
+    targets: dict[str, Any] | None = TARGETS,
+    **inputs: dict[str, Any],
+) -> dict[str, Any]:
+    """Return an example. `targets` and `inputs` are tensors."""
+    vectors = inputs if targets is None else {"target_tokens": targets} | inputs
+    return {"model_input": [{"encoded_text": {"tokens": int32s(5, 6)}}, *chunks], "loss_fn_inputs": vectors}
+
+
+def request_with(**fields: Any) -> bytes:
+    """Return a valid request, with other values of these fields."""
+    valid = {"model_id": MODEL_ID, "seq_id": SEQ_ID, "loss_fn": "dro", "data": [datum(), datum()]}
+    data: bytes = CLASSES["ForwardBackwardRequest"](**valid | fields).SerializeToString()
+    return data
+
+
+def second(example: dict[str, Any]) -> dict[str, Any]:
+    return {"data": [datum(), example]}
+
+
+LONG = "x" * (TEXT_BYTES_MAX + 1)
+NAMED = [  # fields of an invalid request, and its problem
+    ({"loss_fn": "dimuon"}, "unknown loss 'dimuon': the losses are cross_entropy, importance_sampling, ppo, cispo, dro, gspo"),
+    ({"loss_fn": LONG}, f"a text has 257 bytes, more than 256; it begins with {b'x' * 32!r}"),
+    ({"loss_fn_config_v2": {"loss_id": {"text": "mine"}}}, "setting 'loss_id' is the text 'mine': settings are numbers"),
+    ({"loss_fn_config_v2": {"beta": {}}}, "setting 'beta' has no value"),
+    ({"loss_fn_config": {"beta": math.nan}}, "setting 'beta' is nan"),
+    ({"loss_fn_config_v2": {"beta": {"number": -math.inf}}}, "setting 'beta' is -inf"),
+    ({"loss_fn_config": dict.fromkeys("abcdefghi", 1.0)}, "the loss has more than 8 settings"),
+    ({"data": []}, "the request has no examples"),
+    ({"data": [datum()] * (EXAMPLES_MAX + 1)}, "the request has more than 1024 examples"),
+    (second({"loss_fn_inputs": {}}), "example 1: the input 'target_tokens' is missing"),
+    (second(datum(targets=None)), "example 1: the input 'target_tokens' is missing"),
+    (second(datum(targets={"dtype": INT64})), "example 1: 2 tokens and 0 targets"),
+    (second(datum() | {"model_input": []}), "example 1: 0 tokens and 2 targets"),
+    (second(datum({"image": {"format": "png"}})), "example 1: chunk 1 is of the kind 'image': models read encoded text alone"),
+    (second(datum({"dmel": {"dmel": b"a"}})), "example 1: chunk 1 is of the kind 'dmel': models read encoded text alone"),
+    (second(datum({})), "example 1: chunk 1 has no content"),
+    (second(datum({"encoded_text": {"tokens": b"12345"}})), "example 1: chunk 1: the tokens have 5 bytes, not a multiple of 4"),
+    (
+        second(datum({"encoded_text": {"tokens": int32s(7, 65_536)}})),
+        "example 1: chunk 1 contains 65536: a token id is in 0..65535",
+    ),
+    (second(datum({"encoded_text": {"tokens": int32s(7, -3)}})), "example 1: chunk 1 contains -3: a token id is in 0..65535"),
+    (
+        second(datum(targets={"dense": int64s(1, 1 << 40), "dtype": INT64})),
+        "example 1: input 'target_tokens' contains 1099511627776: a token id is in 0..65535",
+    ),
+    (
+        second(datum(targets={"dense": floats([1.0, 2.0]), "dtype": FLOAT32})),
+        "example 1: input 'target_tokens': the tensor has the data type float32: tokens are int64",
+    ),
+    (
+        second(datum(weights={"sparse_csr": {"values": floats([1.0])}, "dtype": FLOAT32})),
+        "example 1: input 'weights': the tensor is sparse: only dense tensors are supported",
+    ),
+    (
+        second(datum(weights={"dense": floats([1.0]), "dtype": 4})),
+        "example 1: input 'weights': the tensor has the data type 4: 1 (float32) and 2 (int64) are supported",
+    ),
+    (
+        second(datum(weights={"dense": b"12345", "dtype": FLOAT32})),
+        "example 1: input 'weights': the tensor has 5 bytes, not a multiple of 4",
+    ),
+    (
+        second(datum(weights={"dense": floats([1.0] * 6), "dtype": FLOAT32, "shape": [-2, -3]})),
+        "example 1: input 'weights': the tensor has the shape -2 × -3 and 6 numbers: its shape must be 6",
+    ),
+    (
+        second(datum(weights={"dense": floats([1.0]), "dtype": FLOAT32, "shape": [1] * 9})),
+        f"example 1: input 'weights': the tensor has the shape {'1 × ' * 8}… and 1 numbers: its shape must be 1",
+    ),
+    (
+        second(datum(weights={"dense": floats([1.0, 2.0]), "dtype": FLOAT32, "shape": [3]})),
+        "example 1: input 'weights': the tensor has the shape 3 and 2 numbers: its shape must be 2",
+    ),
+    (second(datum(**{name: {"dtype": FLOAT32} for name in "abcdefghi"})), "example 1: the loss has more than 8 inputs"),
+]
+
+
+def test_the_valid_request_of_these_tests_is_valid() -> None:
+    example = Example(tokens([5, 6]), tokens([1, 2]), {})
+    assert decode_gradient_request(request_with()).body == RequestBody(ClientLoss.DRO, {}, (example, example))
+
+
+@pytest.mark.parametrize(("fields", "problem"), NAMED)
+def test_the_problem_of_a_request_names_the_value_and_keeps_the_request(fields: dict[str, Any], problem: str) -> None:
+    assert decode_gradient_request(request_with(**fields)) == GradientRequest(MODEL_ID, SEQ_ID, False, None, problem)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"model_id": ""}, "model_id is '' and seq_id is 7: a model and a number in 1..2147483647 are needed"),
+        ({"model_id": LONG}, "a text has 257 bytes, more than 256"),
+        ({"seq_id": 0}, "model_id is 's-1:train:0' and seq_id is 0: a model"),
+        ({"seq_id": -1}, "model_id is 's-1:train:0' and seq_id is 18446744073709551615: a model"),
+    ],
+)
+def test_a_request_without_its_model_or_its_number_is_refused(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=reason):
+        decode_gradient_request(request_with(**fields))
+
+
+DOUBLED_SHAPE = encode_bytes(1, bytes(4)) + encode_varint(3, FLOAT32) + encode_bytes(4, b"\x01") * 2
+# Malformed bytes after the model and the number of a request, and the request's problem.
+MALFORMED = [
+    (b"\x1a", "the message ends within a number"),
+    (b"\x1a\x05abc", "field 3 has 5 bytes, and its message ends after 3"),
+    (b"\x1a" + b"\xff" * 8 + b"\x01", f"field 3 has {(1 << 63 - 6) - 1} bytes, and its message ends after 0"),
+    (b"\xa1\x06abc", "field 100 has 8 bytes, and its message ends after 3"),
+    (b"\xa5\x06abc", "field 100 has 4 bytes, and its message ends after 3"),
+    (b"\xa0\x06" + b"\x80" * 10 + b"\x01", "a number has more than 10 bytes"),
+    (b"\xa0\x06" + b"\xff" * 9 + b"\x02", "a number has more than 64 bits"),
+    (b"\x02\x00", "field number 0 is not in 1..536870911"),
+    (b"\x82\x80\x80\x80\x10\x00", "field number 536870912 is not in 1..536870911"),
+    (b"\xa3\x06" * 10_000, "field 100 has the wire type 3, which is not supported"),
+    (b"\x18\x00", "field 3 has the wire type 0, not 2"),
+    (b"\x12\x00", "field 2 has the wire type 2, not 0"),
+    (b"\x22\x01\xff", "a text is invalid UTF-8: b'\\xff'"),
+    (b"\x0a\x01\xff", "a text is invalid UTF-8: b'\\xff'"),
+    (b"\x2a\x03\x0a\x01a", "an entry of a map has the fields [1]: a key and a value are needed"),
+    (b"\x2a\x06\x0a\x01a\x0a\x01a", "an entry of a map has field 1 twice"),
+    (b"\x1a\x06\x0a\x04" + b"\x0a\x00" * 2, "example 2: chunk 0 has two contents"),
+    (
+        encode_bytes(3, encode_bytes(2, encode_bytes(1, b"weights") + encode_bytes(2, DOUBLED_SHAPE))),
+        "example 2: input 'weights': the tensor has the shape 1 × 1 and 1 numbers: its shape must be 1",
+    ),
+    (b"\x30\x01" * (FIELDS_MAX + 1), f"the body has more than {FIELDS_MAX} fields"),
+]
+
+
+@pytest.mark.parametrize(("tail", "problem"), MALFORMED)
+def test_malformed_bytes_after_its_number_are_the_problem_of_a_request(tail: bytes, problem: str) -> None:
+    request = decode_gradient_request(request_with() + tail)
+    assert (request.model_id, request.seq_id, request.body, request.problem) == (MODEL_ID, SEQ_ID, None, problem)
+
+
+def test_a_truncated_request_has_a_problem_if_its_number_is_known() -> None:
+    data = request_with()
+    head = len(CLASSES["ForwardBackwardRequest"](model_id=MODEL_ID, seq_id=SEQ_ID).SerializeToString())
+    for size in range(len(data)):
+        if size < head:
+            with pytest.raises(RemoteProtocolError):
+                decode_gradient_request(data[:size])
+        else:
+            assert decode_gradient_request(data[:size]).problem
+
+
+SMALL = b"\x0a\x00" * (1 << 15)  # 32,768 empty fields
+HOSTILE = {
+    "examples": encode_bytes(3, b"") * (1 << 15),
+    "settings": encode_bytes(5, b"") * (1 << 15),
+    "chunks": encode_bytes(3, SMALL),
+    "contents of a chunk": encode_bytes(3, encode_bytes(1, SMALL)),
+    "keys of an entry": encode_bytes(3, encode_bytes(2, SMALL)),
+    "dimensions": encode_bytes(
+        3, encode_bytes(2, encode_bytes(1, b"weights") + encode_bytes(2, encode_bytes(4, b"\x01" * (1 << 16))))
+    ),
+    "a name": encode_bytes(3, encode_bytes(2, encode_bytes(1, bytes(1 << 16)) + encode_bytes(2, b""))),
+    "a loss": encode_bytes(4, bytes(1 << 16)),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_memory_is_bounded_by_the_size_of_a_body(name: str) -> None:
+    data = request_with() + HOSTILE[name]
+    tracemalloc.start()
+    try:
+        assert decode_gradient_request(data).problem
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(data)
+    finally:
+        tracemalloc.stop()
+
+
+# Any bytes --------------------------------------------------------------------------------------------------------------------
+
+SEEDS = [
+    request_with(),
+    request_with(loss_fn_config={"beta": 0.5}, loss_fn_config_v2={"beta": {"number": 0.25}}, forward_only=True),
+    written(body(ClientLoss.PPO, examples=2, clip_high_threshold=1.5)).SerializeToString(),
+]
+
+
+def changed(data: bytes, draw: Random) -> bytes:
+    """Return the bytes with some of them replaced, removed, doubled or inserted."""
+    for _ in range(draw.randint(0, 3)):
+        start, length = draw.randint(0, len(data)), draw.choice((0, 1, 1, 2, 8, 64))
+        new = draw.choice(
+            (b"", draw.randbytes(1), draw.randbytes(3), data[start : start + 2 * length], data[start - length : start])
+        )
+        data = data[:start] + new + data[start + length :]
+    return data
+
+
+@settings(max_examples=500)
+@given(st.sampled_from(SEEDS) | st.binary(max_size=64), st.randoms(use_true_random=True))
+def test_any_bytes_are_read_as_by_protobuf_or_refused(data: bytes, draw: Random) -> None:
+    for _ in range(20):
+        assert_read_as_by_protobuf_or_refused(changed(data, draw))
+
+
+def assert_read_as_by_protobuf_or_refused(data: bytes) -> None:
+    try:
+        request = decode_gradient_request(data)
+    except RemoteProtocolError:
+        return
+    assert (request.body is None) != (request.problem is None)
+    if request.body is not None:
+        assert request == read_by_protobuf(data)
+        if request.body.problem(1 << 16, 1 << 16) is None:
+            assert codec.decode(RequestBody, codec.encode(request.body)) == request.body
+
+
+@given(st.integers(0, (1 << 64) - 1), st.binary(max_size=4))
+def test_numbers_are_read_as_they_are_written(number: int, before: bytes) -> None:
+    data = before + encode_varint(1, number)
+    tag = len(before) + bool(number)
+    assert number == 0 or read_varint(memoryview(data), tag) == (number, len(data))
+
+
+@given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=8))
+def test_packed_numbers_are_read_as_protobuf_writes_them(numbers: list[int]) -> None:
+    (shape,) = FieldReader().read_fields(
+        memoryview(CLASSES["Tensor"](shape=[1, *numbers]).SerializeToString()), {4: WireType.BYTES}
+    )
+    assert list(read_packed(shape.data)) == [1, *numbers]
+
+
+# Results ----------------------------------------------------------------------------------------------------------------------
+
+float32s = st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=5)
+
+
+@given(
+    st.lists(float32s, min_size=1, max_size=4),
+    st.sampled_from([("logprobs",), ("logprobs", "elementwise_loss")]),
+    st.dictionaries(st.sampled_from(["loss:sum", "tokens:sum", "ratio:mean"]), st.floats(allow_nan=False)),
+)
+def test_the_result_of_a_gradient_is_the_message_of_protobuf(
+    values: list[list[float]], names: tuple[str, ...], metrics: dict[str, float]
+) -> None:
+    vectors = [np.array(each, dtype=np.float32) for each in values]
+    record = {"num_datums": len(values), "fields": {}}
+    starts = np.cumsum([0, *(4 * len(each) for each in values)])
+    for name in names:
+        batch = {"data": b"".join(floats(each) for each in values), "offsets": int64s(*starts), "dtype": FLOAT32}
+        record["fields"][name] = batch  # type: ignore[index]
+    expected = CLASSES["ForwardBackwardOutput"](loss_fn_output_type="ArrayRecord", loss_fn_outputs=[record], metrics=metrics)
+    assert encode_gradient_result(dict.fromkeys(names, vectors), metrics) == expected.SerializeToString(deterministic=True)
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 65_535), max_size=5), st.sampled_from(StopReason)), max_size=3), float32s)
+def test_samples_are_the_message_of_protobuf(drawn: list[tuple[list[int], StopReason]], logprobs: list[float]) -> None:
+    sequences = [SampledSequence(ids, [-0.5 * each for each in ids], stop) for ids, stop in drawn]
+    parts = [
+        {"stop_reason": int(each.stop_reason), "tokens": int32s(*each.tokens), "logprobs": floats(list(each.logprobs))}
+        for each in sequences
+    ]
+    expected = CLASSES["SampleResponse"](sequences=parts)
+    encoded = encode_samples(sequences, None)
+    assert CLASSES["SampleResponse"].FromString(encoded) == expected
+    assert encoded == expected.SerializeToString() or not all(each.tokens for each in sequences)
+    expected.prompt_logprobs = floats([math.nan, *logprobs])
+    assert CLASSES["SampleResponse"].FromString(encode_samples(sequences, [None, *logprobs])) == expected
+
+
+def test_stopped_samples_and_samples_of_full_length_have_the_numbers_of_the_sdk() -> None:
+    assert (StopReason.STOP, StopReason.LENGTH) == (0, 1)
+
+
+def test_a_metric_without_an_operation_is_a_bug() -> None:
+    with pytest.raises(AssertionError, match="colon"):
+        encode_gradient_result({"logprobs": [np.zeros(1, dtype=np.float32)]}, {"loss": 1.0})
