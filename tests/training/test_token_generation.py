@@ -81,6 +81,19 @@ async def test_samples_that_are_not_kept_any_more_begin_anew_and_come_to_the_sam
     assert await worker_protocol.generate_tokens(worker.ask, REQUEST) == WHOLE and worker.begun == 2
 
 
+@pytest.mark.usefixtures("one_pass_a_slice")
+async def test_a_slice_that_is_requested_again_is_the_same() -> None:
+    worker = Worker()
+
+    async def slice_after(told: int) -> GenerateTokensReply:
+        while not any(sample.tokens for sample in (reply := await worker.ask(replace(REQUEST, told_tokens=told))).samples):
+            pass
+        return reply
+
+    await slice_after(0)
+    assert await slice_after(2) == await slice_after(2) and worker.begun == 2
+
+
 async def test_a_slice_ends_with_a_bounded_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.token_generation.SLICE_SECONDS", 1e9)
     worker = Worker()

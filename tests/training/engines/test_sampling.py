@@ -314,13 +314,13 @@ def test_a_long_prompt_is_read_in_passes_between_which_others_go_first(monkeypat
 # Scores -------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("length", [1, 2, 9, 32])
+@pytest.mark.parametrize("length", [1, 2, 9, 33])
 def test_a_score_is_the_log_probability_of_each_token_but_the_first(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_probabilities, "LOGITS_TOKENS", 5)
     model, sequence = model_of(), tokens(1, length)[0].tolist()
     beats = list[int]()
     found = log_probabilities.sequence_log_probabilities(model, sequence, lambda: beats.append(1))
-    logp_TV = torch.log_softmax(whole_logits(model, sequence).double(), dim=-1)
+    logp_TV = torch.log_softmax(whole_logits(model, sequence[: SPEC.model.context]).double(), dim=-1)
     wanted = [float(logp_TV[place, token]) for place, token in enumerate(sequence[1:])]
     assert found.tolist() == pytest.approx(wanted, abs=1e-5)
     assert len(beats) == -(-(length - 1) // 5)
