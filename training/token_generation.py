@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,6 @@ import numpy.typing as npt
 from protocol.errors import UserError
 from protocol.sampling import EndReason
 from training.data.tokenizer import Tokenizer
-from training.engines.engine import SampledToken
 from training.job_spec import JobSpec
 from training.text_generation import SLICE_SECONDS, UnfinishedGenerations
 from training.transformer import BYTE_VOCABULARIES
@@ -27,6 +27,14 @@ from training.worker_protocol import (
 )
 
 TOKEN_TYPE, LOGPROB_TYPE = np.dtype("<u2"), np.dtype("<f4")  # types of token ids and log-probabilities in requests and replies
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    sample: int  # number of the sample that the token continues
+    token: int
+    logprob: float  # log-probability of the token under the model, in nats, before temperature, top-k and top-p
+    end: EndReason | None  # None: the sample goes on after the token
 
 
 class TokenGenerations(UnfinishedGenerations["TokenGeneration"]):
@@ -96,7 +104,7 @@ def stop_condition(
 ) -> Callable[[Sequence[int]], bool]:
     """Return a function of the tokens of a sample. It is true if the last token completes a stop text or a stop sequence.
 
-    Raises `UserError` for stop texts if the job does not say what text its tokens stand for.
+    Raises `UserError` for stop texts if the job's tokens have no known text.
     """
     if texts and spec.tokenizer is None and spec.model.vocabulary not in BYTE_VOCABULARIES:
         raise UserError(f"stop {texts[0]!r}: the tokens of {spec.name!r} have no text, so give token sequences instead")

@@ -12,11 +12,12 @@ from tests.clients.runs import BASE, MODEL, base_model, body, client_spec
 from tests.clients.test_adapted_model import CHOICES, random_adapters
 from training.data.tokenizer import load_tokenizer
 from training.engine_resources import EngineResources
-from training.engines.engine import Engine, SampledToken
+from training.engines.engine import Engine
 from training.engines.pytorch.device import CPU
 from training.engines.pytorch.engine import TorchEngine
 from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import Float32Array
+from training.token_generation import SampledToken
 
 HOW = SamplingOptions(max_tokens=15, temperature=1.0, seed=4)
 PROMPT = [5, 256, 7, 8]

@@ -19,11 +19,12 @@ from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer
 from training.engine_implementations import EngineImplementations, ObjectiveFunctions, objective_functions
 from training.engine_resources import EngineResources
-from training.engines.engine import EngineBackend, OnProgress, RequiredModel, SampledToken
+from training.engines.engine import EngineBackend, OnProgress, RequiredModel
 from training.job_spec import JobSpec
 from training.objectives.objective import Brief, Declaration, InnerStep, RejectionReason
 from training.replay.inner_state import InnerState, OnState
 from training.replicated.tensor_layout import Float32Array, layout_of
+from training.token_generation import SampledToken
 from training.worker_protocol import WorkerInfo
 
 RATE = np.float32(0.5)

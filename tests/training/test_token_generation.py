@@ -13,9 +13,8 @@ from protocol.errors import UserError
 from protocol.sampling import EndReason, SamplingOptions
 from training import worker_protocol
 from training.data.tokenizer import ByteTokenizer
-from training.engines.engine import SampledToken
 from training.job_spec import JobSpec
-from training.token_generation import TokenGeneration, TokenGenerations, parse_tokens, stop_condition
+from training.token_generation import SampledToken, TokenGeneration, TokenGenerations, parse_tokens, stop_condition
 from training.transformer import ModelSpec
 from training.worker_protocol import GenerateTokensReply, GenerateTokensRequest, TokenSample
 

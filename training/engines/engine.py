@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, runtime_checkable
 
-from protocol.sampling import EndReason, SamplingOptions
+from protocol.sampling import SamplingOptions
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer
 from training.engine_resources import EngineResources
@@ -16,6 +16,7 @@ from training.objectives.objective import Declaration
 from training.replay.inner_state import InnerState, OnState
 from training.replay.proposal_replay import Declarer, OnProgress
 from training.replicated.tensor_layout import Float32Array
+from training.token_generation import SampledToken
 from training.worker_protocol import WorkerInfo
 
 
@@ -26,14 +27,6 @@ class RequiredModel:
     spec: JobSpec
     parameters: Float32Array
     data: TokenizedText  # data that the job's `Objective.data_reader` made
-
-
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    sample: int  # number of the sample that the token continues
-    token: int
-    logprob: float  # log-probability of the token under the model, in nats, before temperature, top-k and top-p
-    end: EndReason | None  # None: the sample goes on after the token
 
 
 class Engine(Protocol):

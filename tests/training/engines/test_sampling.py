@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from protocol.errors import UserError
 from protocol.sampling import EndReason, SamplingOptions
 from tests.training.engines.test_model import SPEC, model_of, tokens
-from training.engines.engine import SampledToken
 from training.engines.pytorch import log_probabilities, sampling
 from training.engines.pytorch.layers import ROWS, KVCache
 from training.engines.pytorch.model import GPT
@@ -25,6 +24,7 @@ from training.engines.pytorch.sampling import (
     sample_tokens,
     token_weights,
 )
+from training.token_generation import SampledToken
 
 GREEDY = SamplingOptions(max_tokens=20, temperature=0.0)
 

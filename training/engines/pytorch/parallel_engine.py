@@ -36,7 +36,7 @@ from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer
 from training.engine_implementations import objective_functions
 from training.engine_resources import EngineResources, ParallelMode
-from training.engines.engine import OnProgress, SampledToken
+from training.engines.engine import OnProgress
 from training.engines.pytorch import device as devices
 from training.engines.pytorch.engine import NAME, TorchEngine, is_out_of_memory
 from training.engines.pytorch.rank_models import (
@@ -55,6 +55,7 @@ from training.job_spec import InnerOptimizerKind, JobSpec
 from training.objectives.objective import Declaration
 from training.replay.inner_state import InnerState
 from training.replicated.tensor_layout import Float32Array
+from training.token_generation import SampledToken
 
 log = logging.getLogger("peer")
 # Timeout in seconds of an exchange between all processes: of a layer's tensors, or at most of a model of 30 GB over a bus.

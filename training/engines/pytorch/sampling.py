@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from protocol.sampling import EndReason, SamplingOptions
-from training.engines.engine import SampledToken
 from training.engines.pytorch.layers import ROWS, KVCache
 from training.engines.pytorch.model import GPT
 from training.random_stream import random_bytes
+from training.token_generation import SampledToken
 
 TEMPERATURE_MIN = 1e-6  # temperature at which the likeliest token is nearly certain: at lower ones quotients overflow
 PASS_TOKENS = 64  # tokens of a prompt that one pass processes: training may have to wait for a pass

@@ -6,12 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 
 from protocol.sampling import SamplingOptions
-from training.engines.engine import OnProgress, SampledToken
+from training.engines.engine import OnProgress
 from training.engines.pytorch import sampling
 from training.engines.pytorch.device import to_numpy
 from training.engines.pytorch.log_probabilities import sequence_log_probabilities
 from training.engines.pytorch.model import GPT
 from training.replicated.tensor_layout import Float32Array
+from training.token_generation import SampledToken
 
 
 class TokenEngine(ABC):
