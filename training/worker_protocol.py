@@ -33,7 +33,7 @@ ROUND_FILES_MAX = 257  # most files of one round: a list of 256 blobs, and these
 DEVICES_MAX = 64  # most devices in a worker's description, and most versions of libraries
 TEXT_BYTES_MAX = 64 << 10  # most bytes of a prompt, and of a generated text
 SEQUENCE_TOKENS_MAX = 1 << 16  # most tokens of a prompt or of a scored sequence: the context of a model is the usual bound
-STOP_SEQUENCE_TOKENS_MAX = 1_024  # most tokens of a stop sequence, which is as many as a stop text has bytes
+STOP_SEQUENCE_TOKENS_MAX = 1_024  # most tokens of a stop sequence: a stop text has no more bytes
 SLICE_TOKENS_MAX = 1 << 14  # a slice of samples ends after the pass that reaches this number of tokens, about 100 kB
 ERROR_CHARACTERS_MAX = 500  # most characters of an error: one line for a person
 
