@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -14,10 +15,19 @@ STOPS_MAX: Final = 8
 STOP_CHARACTERS_MAX: Final = 256
 BEAMS_MAX: Final = 16  # maximum number of beams: each has its own keys and values in memory
 TURNS_MAX: Final = 64  # maximum number of earlier turns of a chat in one request
+SAMPLES_MAX: Final = 64  # maximum number of samples of one prompt in one request
+STOP_SEQUENCES_MAX: Final = 64  # maximum number of token sequences that end a sample
 
 WITHHELD_TEXT: Final = "withheld: the text contains a word on the job's blocklist"  # text that replaces a withheld text
 
 Stop = Annotated[str, Length(1, STOP_CHARACTERS_MAX)]
+
+
+class EndReason(enum.StrEnum):
+    """The reason why a sample has no further token."""
+
+    STOP = "stop"  # Its last tokens are a stop sequence, or complete a stop text.
+    LENGTH = "length"  # It has the maximum number of tokens, or the context is full.
 
 
 @dataclass(frozen=True, slots=True)

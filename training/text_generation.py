@@ -10,13 +10,15 @@ import codecs
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from contextlib import contextmanager
+from typing import Final, Generic, Protocol, TypeVar
 
 from training import worker_protocol
 
 # Seconds of a slice: a proposal waits at most this long plus one forward pass, and readers see the text grow ten times a second.
 SLICE_SECONDS: Final = 0.1
-OPEN_MAX: Final = 8  # most unfinished texts, more than the daemon allows at once: beyond, the least recently used text is dropped
+# Most unfinished generations of a kind, more than the daemon allows at once: beyond, the least recently used one is dropped.
+OPEN_MAX: Final = 8
 
 
 class StopSequenceDecoder:
@@ -53,28 +55,47 @@ class StopSequenceDecoder:
         return max(begun, default=0)
 
 
-class TextGenerations:
-    def __init__(self) -> None:
-        # Unfinished texts by the daemon's number, the least recently used text first.
-        self._open: OrderedDict[int, TextGeneration] = OrderedDict()
+class Generation(Protocol):
+    told: int  # characters or tokens that were returned
 
+    @property
+    def is_over(self) -> bool: ...
+
+
+G = TypeVar("G", bound=Generation)
+
+
+class UnfinishedGenerations(Generic[G]):
+    """Generations between two of their slices, by the daemon's number, the least recently used one first."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[int, G] = OrderedDict()
+
+    @contextmanager
+    def resume_generation(self, number: int, told: int, begin: Callable[[], G]) -> Iterator[G]:
+        """Provide a generation for its next slice, and keep it afterwards if it is not over.
+
+        A generation that is not in memory, for example after a restart, is made again from its start by `begin`. Its first part,
+        of the length `told`, is the same as before, so it is skipped. An exception in the generation drops it from memory. This
+        happens, for example, when nobody waits for the request any more.
+        """
+        generation = self._open.pop(number, None)
+        if generation is None or generation.told != told:
+            generation = begin()
+        yield generation
+        if not generation.is_over:
+            self._open[number] = generation
+            while len(self._open) > OPEN_MAX:
+                self._open.popitem(last=False)
+
+
+class TextGenerations(UnfinishedGenerations["TextGeneration"]):
     def next_slice(
         self, request: worker_protocol.GenerateRequest, begin: Callable[[], TextGeneration]
     ) -> worker_protocol.GenerateReply:
-        """Return the next slice of the requested text.
-
-        A text that is not in memory, for example after a restart, is generated again from its start by `begin`. The first
-        `told_characters` characters are the same as before, so they are skipped. An exception in the generation drops the text
-        from memory. This happens, for example, when no reader waits for the text.
-        """
-        text = self._open.pop(request.text_number, None)
-        if text is None or text.told != request.told_characters:
-            text = begin()
-        piece = text.make_slice(time.monotonic() + SLICE_SECONDS)
-        if not text.is_over:
-            self._open[request.text_number] = text
-            while len(self._open) > OPEN_MAX:
-                self._open.popitem(last=False)
+        """Return the next slice of the requested text."""
+        with self.resume_generation(request.text_number, request.told_characters, begin) as text:
+            piece = text.make_slice(time.monotonic() + SLICE_SECONDS)
         return worker_protocol.GenerateReply(piece, text.is_over, text.is_withheld)
 
 

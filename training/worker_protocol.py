@@ -18,11 +18,11 @@ from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
 from ledger.audits.loss_commitments import LossMillionths
 from ledger.jobs import BRIEF_BYTES_MAX
 from protocol import codec
-from protocol.codec import Count, Digest, Key, Length
+from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.errors import FolkmootError, RemoteProtocolError
 from protocol.limits import DECLARATION_BYTES_MAX, TRANSACTION_BYTES_MAX
 from protocol.messages import Name
-from protocol.sampling import TURNS_MAX, SamplingOptions
+from protocol.sampling import SAMPLES_MAX, STOP_SEQUENCES_MAX, TURNS_MAX, EndReason, SamplingOptions
 from protocol.verdicts import Verdict
 
 # Most bytes of a frame. Data that grow with the model are sent as files. The largest frame is an OpenJobRequest: a specification,
@@ -32,10 +32,19 @@ FILES_MAX = 9  # most files of a job beside text and tokenizer: eight that its o
 ROUND_FILES_MAX = 257  # most files of one round: a list of 256 blobs, and these blobs
 DEVICES_MAX = 64  # most devices in a worker's description, and most versions of libraries
 TEXT_BYTES_MAX = 64 << 10  # most bytes of a prompt, and of a generated text
+SEQUENCE_TOKENS_MAX = 1 << 16  # most tokens of a prompt or of a scored sequence: the context of a model is the usual bound
+STOP_SEQUENCE_TOKENS_MAX = 1_024  # most tokens of a stop sequence: a stop text has no more bytes
+SLICE_TOKENS_MAX = 1 << 14  # a slice of samples ends after the pass that reaches this number of tokens, about 100 kB
 ERROR_CHARACTERS_MAX = 500  # most characters of an error: one line for a person
 
 Path = Annotated[str, Length(1, 4096)]
 Text = Annotated[str, Length(0, TEXT_BYTES_MAX)]
+TOKEN_BYTES = 2  # bytes of a token id, little-endian: a vocabulary has at most 65,536 tokens
+LOGPROB_BYTES = 4  # bytes of a log-probability in nats, float32, little-endian
+TokenIds = Annotated[bytes, Length(TOKEN_BYTES, TOKEN_BYTES * SEQUENCE_TOKENS_MAX)]
+StopSequence = Annotated[bytes, Length(TOKEN_BYTES, TOKEN_BYTES * STOP_SEQUENCE_TOKENS_MAX)]
+SliceTokens = Annotated[bytes, Length(0, TOKEN_BYTES * (SLICE_TOKENS_MAX + SAMPLES_MAX))]
+SliceLogprobs = Annotated[bytes, Length(0, LOGPROB_BYTES * (SLICE_TOKENS_MAX + SAMPLES_MAX))]
 R = TypeVar("R")
 _FRAME = struct.Struct(">II")  # header of a frame: bytes of the message, and number of its request
 FRAME_HEADER_BYTES = _FRAME.size
@@ -101,6 +110,36 @@ class GenerateReply:
     text: Text
     is_over: bool  # True if the text is complete. If not, the next request continues it.
     is_withheld: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSample:
+    """A sample of a prompt's continuations, or its next tokens in a slice."""
+
+    tokens: SliceTokens = b""
+    # The log-probability of each token under the model, whatever temperature, top-k and top-p the draw had.
+    logprobs: SliceLogprobs = b""
+    end: EndReason | None = None  # None: the sample has further tokens
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateTokensReply:
+    """The tokens of all samples after the first `GenerateTokensRequest.told_tokens`."""
+
+    TAG: ClassVar[str] = "generate-tokens-reply"
+    samples: Annotated[tuple[TokenSample, ...], Length(1, SAMPLES_MAX)]  # for each sample, its tokens in this slice
+
+    @property
+    def is_over(self) -> bool:
+        """True if all samples are complete. If not, the next request continues them."""
+        return all(sample.end is not None for sample in self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreTokensReply:
+    TAG: ClassVar[str] = "score-tokens-reply"
+    # The log-probability of each token but the first, given those before it.
+    logprobs: Annotated[bytes, Length(0, LOGPROB_BYTES * SEQUENCE_TOKENS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +318,37 @@ class GenerateRequest(WorkerRequest[GenerateReply]):
 
 
 @dataclass(frozen=True, slots=True)
+class GenerateTokensRequest(WorkerRequest[GenerateTokensReply]):
+    """The request to sample continuations of a prompt for one slice of time (`training.token_generation`).
+
+    The same request with a larger `told_tokens` returns the next slice. A sample contains the tokens that end it, and nothing
+    ends it but its stops, `sampling.max_tokens` and the context: a caller who wants the end of a text names that token. The model
+    reads at most as many tokens as the context has, and it predicts one more.
+    """
+
+    TAG: ClassVar[str] = "generate-tokens"
+    job: Digest
+    model_directory: Path
+    prompt: TokenIds
+    sampling: SamplingOptions  # A seed determines all samples of the request, which differ from each other.
+    samples: Annotated[int, Between(1, SAMPLES_MAX)] = 1
+    # Token sequences that end a sample. A stop token is a sequence of one.
+    stop_sequences: Annotated[tuple[StopSequence, ...], Length(0, STOP_SEQUENCES_MAX)] = ()
+    number: Count = 0  # a number that is unique among all requests for samples of this daemon
+    told_tokens: Count = 0  # tokens of all samples together that were returned before
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreTokensRequest(WorkerRequest[ScoreTokensReply]):
+    """The request to compute the log-probabilities of a sequence, which has at most one token more than the context."""
+
+    TAG: ClassVar[str] = "score-tokens"
+    job: Digest
+    model_directory: Path
+    tokens: TokenIds
+
+
+@dataclass(frozen=True, slots=True)
 class PingRequest(WorkerRequest[PongReply]):
     """The request to reply at once, which checks that the worker is alive."""
 
@@ -318,6 +388,8 @@ REQUESTS: Final[tuple[WorkerRequestKind[Any], ...]] = (
     WorkerRequestKind(AuditRequest, AuditReply, 2, f"{_HANDLERS}:audit"),
     WorkerRequestKind(EvaluateRequest, EvaluateReply, 4, f"{_HANDLERS}:evaluate"),
     WorkerRequestKind(GenerateRequest, GenerateReply, 4, f"{_HANDLERS}:generate"),
+    WorkerRequestKind(GenerateTokensRequest, GenerateTokensReply, 4, f"{_HANDLERS}:generate_tokens"),
+    WorkerRequestKind(ScoreTokensRequest, ScoreTokensReply, 4, f"{_HANDLERS}:score_tokens"),
     WorkerRequestKind(PingRequest, PongReply, 0, f"{_HANDLERS}:ping"),
     WorkerRequestKind(DescribeRequest, WorkerInfo, 0, f"{_HANDLERS}:describe"),
 )
@@ -354,7 +426,7 @@ def parse_body(body: bytes, kinds: tuple[type[Any], ...]) -> Any:
     return codec.decode_message(body, kinds, FRAME_BYTES_MAX)
 
 
-# Texts are requested in slices, so that requests of rounds can precede the next slice -------------------------------
+# Texts and samples are requested in slices, so that requests of rounds can precede the next slice ---------------------
 
 Ask = Callable[[GenerateRequest], Awaitable[GenerateReply]]
 
@@ -382,3 +454,20 @@ async def generate_text(ask: Ask, request: GenerateRequest) -> GenerateReply:
         async for done in made:
             parts.append(done.text)
     return replace(done, text="".join(parts))
+
+
+async def generate_tokens(
+    ask: Callable[[GenerateTokensRequest], Awaitable[GenerateTokensReply]], request: GenerateTokensRequest
+) -> tuple[TokenSample, ...]:
+    """Return the complete samples of a request, which the worker makes in slices."""
+    request = replace(request, number=next(_numbers))
+    whole = [TokenSample()] * request.samples
+    while True:
+        reply = await ask(request)
+        whole = [
+            TokenSample(sample.tokens + part.tokens, sample.logprobs + part.logprobs, part.end)
+            for sample, part in zip(whole, reply.samples, strict=True)
+        ]
+        if reply.is_over:
+            return tuple(whole)
+        request = replace(request, told_tokens=sum(len(sample.tokens) for sample in whole) // TOKEN_BYTES)

@@ -52,6 +52,8 @@ class AdaptedModel:
             values = of_base[name if name in of_base else EMBEDDING]
             self._base[tensor.elements] = torch.from_numpy(np.array(values).ravel()).to(device)
         self._adapters = torch.zeros(self._layout.size, device=device)
+        # The array of the merged adapters, if it is known never to change; None: other adapters.
+        self.loaded: Float32Array | None = None
         self._require_gradients()
 
     def _require_gradients(self) -> None:
@@ -64,6 +66,7 @@ class AdaptedModel:
 
     def load_adapters(self, adapters: Float32Array) -> None:
         """Merge adapters, shape (parameters,) of the client job, into the base."""
+        self.loaded = None  # The caller may change the array.
         self._adapters.copy_(torch.from_numpy(np.array(adapters)))
         with torch.no_grad():
             self.gpt.parameters.copy_(self._base)

@@ -31,6 +31,8 @@ from training.data.tokenizer import Tokenizer
 from training.engine_resources import EngineResources
 from training.engines.engine import OnProgress, RequiredModel
 from training.engines.pytorch.engine import no_subnormal_numbers
+from training.engines.pytorch.model import GPT
+from training.engines.pytorch.token_engine import TokenEngine
 from training.job_spec import JobSpec
 from training.objectives.objective import Brief, Declaration, RejectionReason
 from training.replay.inner_state import InnerState, OnState
@@ -55,7 +57,7 @@ class StepResult:
     magnitude: float  # sum of the absolute values of the losses
 
 
-class ClientEngine:
+class ClientEngine(TokenEngine):
     """An implementation of `training.engines.engine.DeclaringEngine` for client jobs."""
 
     def __init__(
@@ -81,6 +83,13 @@ class ClientEngine:
             assert self.required_model is not None, "the worker opened the job with its base"
             self._adapted = AdaptedModel(self.spec, self.required_model, self.device)
         return self._adapted
+
+    def model_with(self, parameters: Float32Array) -> GPT:
+        model = self.adapted_model()
+        if model.loaded is not parameters:
+            model.load_adapters(parameters)
+            model.loaded = parameters
+        return model.gpt
 
     def local_steps(
         self,

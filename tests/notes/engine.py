@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from protocol.sampling import SamplingOptions
+from protocol.sampling import EndReason, SamplingOptions
 from tests.notes.objective import Counted
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer
@@ -24,6 +24,7 @@ from training.job_spec import JobSpec
 from training.objectives.objective import Brief, Declaration, InnerStep, RejectionReason
 from training.replay.inner_state import InnerState, OnState
 from training.replicated.tensor_layout import Float32Array, layout_of
+from training.token_generation import SampledToken
 from training.worker_protocol import WorkerInfo
 
 RATE = np.float32(0.5)
@@ -127,6 +128,22 @@ class Slate:
         stop: int | None = None,
     ) -> Iterator[bytes]:
         return repeat(bytes([int(parameters.argmax())]), how.max_tokens)
+
+    def generate_tokens(
+        self,
+        parameters: Float32Array,
+        prompt: Sequence[int],
+        samples: int,
+        how: SamplingOptions,
+        ends: Callable[[Sequence[int]], bool],
+        on_step: OnProgress = lambda: None,
+    ) -> Iterator[Sequence[SampledToken]]:
+        likeliest = int(parameters.argmax())
+        logprob = float(np.log(parameters[likeliest]))
+        return iter([[SampledToken(number, likeliest, logprob, EndReason.LENGTH) for number in range(samples)]])
+
+    def score_tokens(self, parameters: Float32Array, tokens: Sequence[int], on_step: OnProgress = lambda: None) -> Float32Array:
+        return np.log(parameters[tokens[1:]])
 
 
 class Slates:

@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 import sys
+from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ import trio.testing
 from peer.worker import supervisor as supervisor
 from peer.worker.supervisor import WorkerSupervisor
 from protocol.errors import LocalProtocolError, UserError
-from protocol.sampling import SamplingOptions
+from protocol.sampling import SAMPLES_MAX, EndReason, SamplingOptions
 from protocol.verdicts import Verdict
 from tests.waiting import patience, run_process
 from training import worker_protocol
@@ -344,6 +345,7 @@ async def test_the_real_worker_started_in_any_folder_proposes_and_accepts_its_ow
             while not (part := await worker.ask(lost)).text:
                 pass
             assert whole[100:].startswith(part.text)
+            await check_samples(worker, model)
             with pytest.raises(WorkerFailed, match="is not open"):
                 await worker.ask(worker_protocol.EvaluateRequest(bytes(32), model))
             with pytest.raises(WorkerFailed, match="nowhere"):
@@ -351,6 +353,30 @@ async def test_the_real_worker_started_in_any_folder_proposes_and_accepts_its_ow
             with pytest.raises(WorkerFailed, match="round"):
                 await worker.ask(replace(audit, round=5))
             nursery.cancel_scope.cancel()
+
+
+async def check_samples(worker: WorkerSupervisor, model: str) -> None:
+    """Check samples and their scores, and that a request for a proposal is served before the samples end."""
+    told, prompt = list[int](), b"T\0h\0e\0"
+    request = worker_protocol.GenerateTokensRequest(
+        JOB, model, prompt, SamplingOptions(max_tokens=30, temperature=1.0, seed=5), SAMPLES_MAX
+    )
+
+    async def ask(request: worker_protocol.GenerateTokensRequest) -> worker_protocol.GenerateTokensReply:
+        await worker.ask(worker_protocol.ProposeRequest(JOB, 0, TRAINER, model, None, None, f"{model}.again"))
+        told.append(request.told_tokens)
+        return await worker.ask(request)
+
+    samples = await worker_protocol.generate_tokens(ask, request)
+    assert len(told) > 1, "samples longer than a slice"
+    assert await worker_protocol.generate_tokens(worker.ask, request) == samples
+    assert len(set(samples)) == len(samples) and {sample.end for sample in samples} == {EndReason.LENGTH}
+    for sample in samples[:2]:
+        scored = await worker.ask(worker_protocol.ScoreTokensRequest(JOB, model, prompt + sample.tokens))
+        logprobs = array("f", scored.logprobs)
+        assert len(logprobs) == 32 and array("f", sample.logprobs)[:] == pytest.approx(logprobs[2:], abs=1e-5)
+    with pytest.raises(WorkerFailed, match="the prompt has 33 tokens, at most 32 are allowed"):
+        await worker.ask(replace(request, prompt=33 * b"T\0"))
 
 
 def test_texts_of_one_model_share_its_parameters(tmp_path: Path) -> None:

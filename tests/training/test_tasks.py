@@ -5,7 +5,14 @@ import pytest
 from ledger.audits.loss_commitments import LOSS_MAX
 from protocol.errors import RemoteProtocolError
 from protocol.limits import DECLARATION_BYTES_MAX, TRANSACTION_BYTES_MAX
-from protocol.sampling import SamplingOptions
+from protocol.sampling import (
+    SAMPLES_MAX,
+    STOP_CHARACTERS_MAX,
+    STOP_SEQUENCES_MAX,
+    STOPS_MAX,
+    EndReason,
+    SamplingOptions,
+)
 from protocol.verdicts import Verdict
 from training import worker_protocol
 
@@ -15,6 +22,10 @@ MESSAGES = [
     worker_protocol.AuditRequest(bytes(32), 1, bytes(32), "/model", "/payload", "/buffer", None, None),
     worker_protocol.EvaluateRequest(bytes(32), "/model"),
     worker_protocol.GenerateRequest(bytes(32), "/model", "Grüße", SamplingOptions(10, 0.5, stop=("\n",)), 7, ("Hallo",), 3, 9),
+    worker_protocol.GenerateTokensRequest(
+        bytes(32), "/model", b"\1\0", SamplingOptions(10, 0.5), 3, (b"\2\0", b"\3\0\4\0"), 7, 9
+    ),
+    worker_protocol.ScoreTokensRequest(bytes(32), "/model", b"\1\0\2\0"),
     worker_protocol.PingRequest(),
     worker_protocol.DescribeRequest(),
     worker_protocol.CancelRequest(),
@@ -29,6 +40,10 @@ ANSWERS = [
     worker_protocol.AuditReply(Verdict.REPLAY, 0.5, 0.1),
     worker_protocol.EvaluateReply({"bits": 2.5}, 0.1),
     worker_protocol.GenerateReply("ß", is_over=False),
+    worker_protocol.GenerateTokensReply(
+        (worker_protocol.TokenSample(b"\1\0", bytes(4), EndReason.LENGTH), worker_protocol.TokenSample())
+    ),
+    worker_protocol.ScoreTokensReply(bytes(4)),
     worker_protocol.PongReply(),
     worker_protocol.RequestFailed("why"),
 ]
@@ -64,6 +79,9 @@ DECLARED = worker_protocol.DeclarationFiles(
     bytes(DECLARATION_BYTES_MAX), {bytes([n]) * 32: LONGEST for n in range(DECLARATION_BYTES_MAX // 32)}
 )
 FILES = {bytes([n]) * 32: LONGEST for n in range(worker_protocol.FILES_MAX)}
+SEQUENCE = bytes(worker_protocol.TOKEN_BYTES * worker_protocol.SEQUENCE_TOKENS_MAX)
+STOPS = (bytes(worker_protocol.TOKEN_BYTES * worker_protocol.STOP_SEQUENCE_TOKENS_MAX),) * STOP_SEQUENCES_MAX
+SLICE = [worker_protocol.SLICE_TOKENS_MAX + 1, *[1] * (SAMPLES_MAX - 1)]  # tokens of each sample in a slice with all samples
 LARGEST = [
     worker_protocol.OpenJobRequest(
         bytes(32), bytes(TRANSACTION_BYTES_MAX), LONGEST, LONGEST, True, bytes(32), LONGEST, LONGEST, LONGEST, bytes(32), FILES
@@ -71,6 +89,14 @@ LARGEST = [
     worker_protocol.ProposeRequest(bytes(32), 1, bytes(32), *[LONGEST] * 7, declared=DECLARED),
     worker_protocol.AuditRequest(bytes(32), 1, bytes(32), *[LONGEST] * 7, declared=DECLARED),
     worker_protocol.GenerateRequest(bytes(32), LONGEST, "x" * worker_protocol.TEXT_BYTES_MAX, 10, 0.5, 7),
+    worker_protocol.GenerateTokensRequest(
+        bytes(32), LONGEST, SEQUENCE, SamplingOptions(stop=("🙂" * STOP_CHARACTERS_MAX,) * STOPS_MAX), SAMPLES_MAX, STOPS
+    ),
+    worker_protocol.ScoreTokensRequest(bytes(32), LONGEST, SEQUENCE),
+    worker_protocol.GenerateTokensReply(
+        tuple(worker_protocol.TokenSample(bytes(2 * tokens), bytes(4 * tokens), EndReason.LENGTH) for tokens in SLICE)
+    ),
+    worker_protocol.ScoreTokensReply(bytes(worker_protocol.LOGPROB_BYTES * worker_protocol.SEQUENCE_TOKENS_MAX)),
     worker_protocol.ProposeReply(bytes(32), 0, bytes(32), 1.5, 0.1, declaration=bytes(DECLARATION_BYTES_MAX), last_loss=LOSS_MAX),
 ]
 
@@ -87,4 +113,10 @@ def test_what_the_round_waits_for_is_most_urgent_then_audits_then_what_can_be_do
     priority = {kind.request: kind.priority for kind in worker_protocol.REQUESTS}
     opening, proposing = priority[worker_protocol.OpenJobRequest], priority[worker_protocol.ProposeRequest]
     auditing, evaluating = priority[worker_protocol.AuditRequest], priority[worker_protocol.EvaluateRequest]
-    assert opening < proposing < auditing < evaluating == priority[worker_protocol.GenerateRequest]
+    assert opening < proposing < auditing < evaluating
+    for request in (
+        worker_protocol.GenerateRequest,
+        worker_protocol.GenerateTokensRequest,
+        worker_protocol.ScoreTokensRequest,
+    ):
+        assert priority[request] == evaluating

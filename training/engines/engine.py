@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, runtime_checkable
@@ -16,6 +16,7 @@ from training.objectives.objective import Declaration
 from training.replay.inner_state import InnerState, OnState
 from training.replay.proposal_replay import Declarer, OnProgress
 from training.replicated.tensor_layout import Float32Array
+from training.token_generation import SampledToken
 from training.worker_protocol import WorkerInfo
 
 
@@ -29,7 +30,7 @@ class RequiredModel:
 
 
 class Engine(Protocol):
-    """An object that computes updates, metrics and texts for one job.
+    """An object that computes updates, metrics, texts, and samples for one job.
 
     Vectors have the job's layout: float32, shape (parameters,).
     """
@@ -76,6 +77,28 @@ class Engine(Protocol):
         A beam search yields empty bytes at each step, and the whole text at the end. The bytes may contain the stop texts of
         `how`: the caller cuts the text there. The engine may do other computations between two tokens, without effect on the
         text. `parameters` must not change before the last token. Raises `UserError` at once if the job's tokens are not text.
+        """
+
+    def generate_tokens(
+        self,
+        parameters: Float32Array,
+        prompt: Sequence[int],
+        samples: int,
+        how: SamplingOptions,
+        ends: Callable[[Sequence[int]], bool],
+        on_step: OnProgress = ...,
+    ) -> Iterator[Sequence[SampledToken]]:
+        """Yield the tokens that each pass over the model adds to samples of a prompt, until all samples have ended.
+
+        The prompt has at least one token, and at most as many as the context. `ends` is true for the tokens of a complete sample.
+        `parameters` and other computations between two passes are as for `generate_text`. Beams and stop texts of `how` are
+        ignored.
+        """
+
+    def score_tokens(self, parameters: Float32Array, tokens: Sequence[int], on_step: OnProgress = ...) -> Float32Array:
+        """Return the log-probability of each token but the first, given those before it: shape (tokens - 1,).
+
+        The sequence has at most one token more than the context. `parameters` must not change as long as the array exists.
         """
 
 

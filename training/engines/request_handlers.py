@@ -26,17 +26,18 @@ from training.replay.inner_state import InnerState, OnState
 from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import Float32Array, layout_of
 from training.text_generation import StopSequenceDecoder, TextGeneration, TextGenerations
+from training.token_generation import LOGPROB_TYPE, TokenGeneration, TokenGenerations, parse_tokens, stop_condition
 
 JOBS_MAX = 8  # most open jobs: beyond, the least recently used job is closed
 
 
 class WorkerContext:
-    """State that handlers share: the backend, the engines of open jobs, and unfinished texts."""
+    """State that handlers share: the backend, the engines of open jobs, and unfinished texts and samples."""
 
     def __init__(self, backend: EngineBackend, heartbeat: Callable[[], None], micro_batch_max: int) -> None:
         """`heartbeat` is called after every piece of work. It raises an exception if nobody waits for the request any more."""
         self.backend, self.heartbeat = backend, heartbeat
-        self.texts = TextGenerations()
+        self.texts, self.samples = TextGenerations(), TokenGenerations()
         self._micro_batch_max = micro_batch_max
         self._engines: OrderedDict[bytes, Engine] = OrderedDict()
         self._mapped = WeakValueDictionary[bytes, Float32Array]()  # parameters by model root, as long as an engine uses them
@@ -175,9 +176,37 @@ def _prompt_with_turns(engine: Engine, request: worker_protocol.GenerateRequest)
     return text
 
 
+def generate_tokens(
+    context: WorkerContext, request: worker_protocol.GenerateTokensRequest
+) -> worker_protocol.GenerateTokensReply:
+    return context.samples.next_slice(request, partial(_begin_samples, context, request))
+
+
+def _begin_samples(context: WorkerContext, request: worker_protocol.GenerateTokensRequest) -> TokenGeneration:
+    engine, how = context.find_engine(request.job), request.sampling.validated()
+    spec = engine.spec
+    if spec.resolved_objective.moderates_output(spec):
+        raise UserError(f"the model of {spec.name!r} gives no samples by token ids: its job withholds some texts from people")
+    if how.beams:
+        raise UserError(f"beams {how.beams}: samples are drawn, so leave beams out")
+    prompt = parse_tokens(request.prompt, spec, "the prompt", spec.model.context).tolist()
+    sequences = [parse_tokens(data, spec, "a stop sequence", spec.model.context).tolist() for data in request.stop_sequences]
+    ends = stop_condition(spec, engine.tokenizer, how.stop, sequences)
+    parameters = context.shared_parameters(request.model_directory)
+    drawn = engine.generate_tokens(parameters, prompt, request.samples, how, ends, context.heartbeat)
+    return TokenGeneration(drawn, request.samples, request.told_tokens)
+
+
+def score_tokens(context: WorkerContext, request: worker_protocol.ScoreTokensRequest) -> worker_protocol.ScoreTokensReply:
+    engine = context.find_engine(request.job)
+    tokens = parse_tokens(request.tokens, engine.spec, "the sequence", engine.spec.model.context + 1).tolist()
+    found = engine.score_tokens(context.shared_parameters(request.model_directory), tokens, context.heartbeat)
+    return worker_protocol.ScoreTokensReply(found.astype(LOGPROB_TYPE).tobytes())
+
+
 def ping(context: WorkerContext, request: worker_protocol.PingRequest) -> worker_protocol.PongReply:
-    """Drop unfinished texts. The daemon pings only after a while without requests, so nobody waits for a text any more."""
-    context.texts = TextGenerations()
+    """Drop unfinished texts and samples. The daemon pings only after a while without requests, so nobody waits for them."""
+    context.texts, context.samples = TextGenerations(), TokenGenerations()
     return worker_protocol.PongReply()
 
 

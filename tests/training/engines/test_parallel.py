@@ -20,6 +20,7 @@ from peer.settings.process_resources import child_processes
 from peer.worker.supervisor import WorkerSupervisor
 from protocol import codec
 from protocol.errors import UserError
+from protocol.sampling import SamplingOptions
 from protocol.verdicts import Verdict
 from rlhf.data import tokenized_records
 from rlhf.objectives.ppo import PPO
@@ -93,6 +94,15 @@ def test_ten_steps_of_two_processes_are_those_of_one_whose_full_audit_accepts_th
     deltas = [engine.local_steps(start, JOB, 0, TRAINER) for engine in (together, alone)]
     assert 0 < difference(deltas[0][0], deltas[1][0]) < 1e-4
     assert deltas[0][1] == pytest.approx(deltas[1][1], rel=1e-5)
+
+
+@pytest.mark.parametrize("parallel", BOTH)
+def test_one_process_computes_samples_and_scores(crew: RankProcesses, text: Path, parallel: ParallelMode) -> None:
+    start, how, found = initial_parameters(TEN), SamplingOptions(max_tokens=5, temperature=1.0), list[object]()
+    for engine in (engine_in(crew, text, TEN, parallel), engine_of(text, TEN)):
+        samples = engine.generate_tokens(start, [1, 2], 2, how, lambda made: False)
+        found.append(([*samples], engine.score_tokens(start, [1, 2, 3]).tolist()))
+    assert found[0] == found[1]
 
 
 def local_numbers(part: RankModel) -> int:

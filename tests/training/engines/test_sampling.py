@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,12 +11,20 @@ import torch
 from torch.nn import functional as F
 
 from protocol.errors import UserError
-from protocol.sampling import SamplingOptions
+from protocol.sampling import EndReason, SamplingOptions
 from tests.training.engines.test_model import SPEC, model_of, tokens
-from training.engines.pytorch import sampling
+from training.engines.pytorch import log_probabilities, sampling
 from training.engines.pytorch.layers import ROWS, KVCache
 from training.engines.pytorch.model import GPT
-from training.engines.pytorch.sampling import DecodingState, beam_search, choose_token, sample_tokens, token_weights
+from training.engines.pytorch.sampling import (
+    DecodingState,
+    beam_search,
+    choose_token,
+    sample_sequences,
+    sample_tokens,
+    token_weights,
+)
+from training.token_generation import SampledToken
 
 GREEDY = SamplingOptions(max_tokens=20, temperature=0.0)
 
@@ -187,6 +195,135 @@ def test_text_goes_on_when_the_context_is_full_and_repeats_with_its_seed() -> No
 def test_what_is_no_way_to_draw_is_named(fields: dict[str, float], told: str) -> None:
     with pytest.raises(UserError, match=told):
         SamplingOptions(**fields).validated()  # type: ignore[arg-type]
+
+
+# Samples ------------------------------------------------------------------------------------------------------------------
+
+DRAWS = SamplingOptions(max_tokens=12, temperature=1.0, seed=3)
+
+
+def never(made: Sequence[int]) -> bool:
+    return False
+
+
+def sampled(
+    model: GPT, prompt: list[int], samples: int, how: SamplingOptions, ends: Callable[[Sequence[int]], bool] = never
+) -> list[list[SampledToken]]:
+    """Return the tokens of each sample."""
+    found: list[list[SampledToken]] = [[] for _ in range(samples)]
+    for drawn in sample_sequences(model, prompt, samples, how, ends, lambda: None):
+        for token in drawn:
+            found[token.sample].append(token)
+    return found
+
+
+def ids(found: list[list[SampledToken]]) -> list[list[int]]:
+    return [[token.token for token in sample] for sample in found]
+
+
+def assert_log_probabilities(model: GPT, prompt: list[int], found: list[list[SampledToken]]) -> None:
+    """Compare the log-probabilities with those of a plain pass over prompt and sample."""
+    for sample in found:
+        whole = [*prompt, *(token.token for token in sample)]
+        logp_TV = torch.log_softmax(whole_logits(model, whole[:-1]), dim=-1)
+        for place, token in enumerate(sample, len(prompt) - 1):
+            assert token.logprob == pytest.approx(float(logp_TV[place, token.token]), abs=1e-5)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4])
+@pytest.mark.parametrize("how", [{}, {"temperature": 0.3}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 0.0}])
+def test_a_log_probability_is_that_of_the_model_whatever_the_draw_was(kv_heads: int, how: dict[str, float]) -> None:
+    model, prompt = model_of(replace(SPEC, model=replace(SPEC.model, kv_heads=kv_heads))), tokens(1, 7)[0].tolist()
+    options = replace(DRAWS, **how)  # type: ignore[arg-type]
+    # One sample ends early, so the others change their places.
+    early = sampled(model, prompt, 5, options)[2][4].token
+    found = sampled(model, prompt, 5, options, lambda made: len(made) > 4 and made[4] == early)
+    assert_log_probabilities(model, prompt, found)
+    assert [len(sample) for sample in found].count(5) >= 1
+
+
+def test_a_seed_gives_the_same_samples_which_differ_from_each_other_and_from_those_of_the_next_seed() -> None:
+    model, prompt = model_of(), tokens(1, 7)[0].tolist()
+    first = ids(sampled(model, prompt, 6, DRAWS))
+    assert first == ids(sampled(model, prompt, 6, DRAWS))
+    others = [made for seed in (4, 5) for made in ids(sampled(model, prompt, 6, replace(DRAWS, seed=seed)))]
+    assert len({tuple(made) for made in first + others}) == 18
+
+
+def test_samples_do_not_depend_on_how_many_fit_into_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompt = lively(), tokens(1, 7)[0].tolist()
+    together = ids(sampled(model, prompt, 5, DRAWS))
+    cache = KVCache(SPEC.model, is_steady=True)
+    monkeypatch.setattr(sampling, "CACHE_BYTES_MAX", 2 * (cache.keys.nbytes + cache.values.nbytes))
+    widths, features = set[int](), model.features
+
+    def watched(x_BT: torch.Tensor, cache: KVCache | None = None, last: int | None = None) -> torch.Tensor:
+        widths.add(len(x_BT))
+        return features(x_BT, cache, last)
+
+    monkeypatch.setattr(model, "features", watched)
+    assert ids(sampled(model, prompt, 5, DRAWS)) == together and widths == {1, 2}
+
+
+def test_samples_are_drawn_as_the_options_say() -> None:
+    model, prompt = model_of(), tokens(1, 7)[0].tolist()
+    p_V = torch.softmax(whole_logits(model, prompt)[-1], dim=-1)
+    best = p_V.argsort(descending=True, stable=True).tolist()
+    nucleus = int((p_V[best].cumsum(0) < 0.3).sum()) + 1
+    for options, allowed in (
+        ({"top_k": 2}, 2),
+        ({"top_p": 0.3}, nucleus),
+        ({"temperature": 0.0}, 1),
+        ({"temperature": 20.0}, None),
+    ):
+        how = replace(DRAWS, max_tokens=1, **options)  # type: ignore[arg-type]
+        drawn = {made[0] for made in ids(sampled(model, prompt, 64, how))}
+        assert drawn <= set(best[:allowed]) and (len(drawn) == allowed if allowed in (1, 2) else len(drawn) > 2), options
+
+
+def test_a_sample_ends_with_its_stop_and_the_others_go_on() -> None:
+    model, prompt = lively(), tokens(1, 7)[0].tolist()
+    alone = ids(sampled(model, prompt, 3, DRAWS))
+    stop = alone[1][4]
+    cut = [made[: made.index(stop) + 1] if stop in made else made for made in alone]
+    found = sampled(model, prompt, 3, DRAWS, lambda made: made[-1] == stop)
+    assert ids(found) == cut and len(cut[1]) <= 5
+    for sample in found:
+        *before, last = sample
+        assert last.end is (EndReason.STOP if last.token == stop else EndReason.LENGTH)
+        assert all(token.end is None for token in before)
+
+
+@pytest.mark.parametrize(("prompt", "length"), [(1, 12), (25, 8), (31, 2), (32, 1)])
+def test_a_sample_ends_when_the_context_is_full(prompt: int, length: int) -> None:
+    """The model reads as many tokens as its context has, and predicts one more."""
+    model, text = lively(), tokens(1, prompt)[0].tolist()
+    found = sampled(model, text, 2, DRAWS)
+    assert [len(sample) for sample in found] == [length] * 2 and found[0][-1].end is EndReason.LENGTH
+    assert_log_probabilities(model, text, found)
+
+
+def test_a_long_prompt_is_read_in_passes_between_which_others_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "PASS_TOKENS", 4)
+    beats, prompt = list[int](), tokens(1, 10)[0].tolist()
+    how = replace(DRAWS, max_tokens=2)
+    passes = list(sample_sequences(lively(), prompt, 3, how, never, lambda: beats.append(1)))
+    assert [len(drawn) for drawn in passes] == [0, 0, 3, 3] and len(beats) == 4
+
+
+# Scores -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1, 2, 9, 33])
+def test_a_score_is_the_log_probability_of_each_token_but_the_first(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_probabilities, "LOGITS_TOKENS", 5)
+    model, sequence = model_of(), tokens(1, length)[0].tolist()
+    beats = list[int]()
+    found = log_probabilities.sequence_log_probabilities(model, sequence, lambda: beats.append(1))
+    logp_TV = torch.log_softmax(whole_logits(model, sequence[: SPEC.model.context]).double(), dim=-1)
+    wanted = [float(logp_TV[place, token]) for place, token in enumerate(sequence[1:])]
+    assert found.tolist() == pytest.approx(wanted, abs=1e-5)
+    assert len(beats) == -(-(length - 1) // 5)
 
 
 # Beams --------------------------------------------------------------------------------------------------------------------

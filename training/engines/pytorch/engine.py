@@ -29,6 +29,7 @@ from training.engines.pytorch.device import CPU, deterministic_algorithms, subtr
 from training.engines.pytorch.inner_optimizers import AdamW, Muon, clip_gradients, make_inner_optimizer, weight_decay_mask
 from training.engines.pytorch.layers import TorchBlock
 from training.engines.pytorch.model import GPT, NAME
+from training.engines.pytorch.token_engine import TokenEngine
 from training.job_spec import JobSpec, Precision
 from training.objectives.objective import Declaration, InnerStep
 from training.replay.inner_state import InnerState, OnState
@@ -72,7 +73,7 @@ def start_torch_threads(count: int | None) -> None:
         torch.ones(PARALLEL_ELEMENTS).mul_(2)
 
 
-class TorchEngine:
+class TorchEngine(TokenEngine):
     def __init__(
         self,
         spec: JobSpec,
@@ -106,12 +107,18 @@ class TorchEngine:
         self.model = GPT(self.spec, self.device)
         self.model.recompute = self._resources.recompute
         self._decayed = to_device(weight_decay_mask(self.spec), self.device)
-        self._loaded: Float32Array | None = None  # parameters that the model has for the generation of text; None: other ones
+        self._loaded: Float32Array | None = None  # parameters that `model_with` has loaded; None: other ones
 
     def load_parameters(self, parameters: Float32Array) -> None:
         assert parameters.shape == (layout_of(self.spec).size,) and parameters.dtype == np.float32
         self.model.load_parameters(parameters)
         self._loaded = None  # The caller may change the parameters.
+
+    def model_with(self, parameters: Float32Array) -> GPT:
+        if self._loaded is not parameters:
+            self.load_parameters(parameters)
+            self._loaded = parameters
+        return self.model
 
     def read_parameters(self) -> Float32Array:
         """Return the model's current parameters. The array is a view if the model is on the CPU."""
@@ -241,9 +248,7 @@ class TorchEngine:
 
         def before_pass() -> None:
             on_step()
-            if self._loaded is not parameters:  # Another computation has replaced the model's parameters since the last token.
-                self.load_parameters(parameters)
-                self._loaded = parameters
+            self.model_with(parameters)  # Another computation may have replaced the model's parameters since the last token.
 
         if not how.beams:
             return map(self.tokenizer.decode, sampling.sample_tokens(self.model, ids, how, last, before_pass))

@@ -55,6 +55,7 @@ from training.job_spec import InnerOptimizerKind, JobSpec
 from training.objectives.objective import Declaration
 from training.replay.inner_state import InnerState
 from training.replicated.tensor_layout import Float32Array
+from training.token_generation import SampledToken
 
 log = logging.getLogger("peer")
 # Timeout in seconds of an exchange between all processes: of a layer's tensors, or at most of a model of 30 GB over a bus.
@@ -217,9 +218,9 @@ class _RankOptimizer:
 
 
 class ParallelEngine(TorchEngine):
-    """An engine that trains with several processes. Only this process computes metrics and text.
+    """An engine that trains with several processes. Only this process computes metrics, texts and samples.
 
-    If no process has the whole model, the CPU computes metrics and text.
+    If no process has the whole model, the CPU computes these.
     """
 
     def __init__(
@@ -292,10 +293,24 @@ class ParallelEngine(TorchEngine):
     ) -> Iterator[bytes]:
         return self._alone().generate_text(parameters, prompt, how, on_step, stop)
 
+    def generate_tokens(
+        self,
+        parameters: Float32Array,
+        prompt: Sequence[int],
+        samples: int,
+        how: SamplingOptions,
+        ends: Callable[[Sequence[int]], bool],
+        on_step: OnProgress = lambda: None,
+    ) -> Iterator[Sequence[SampledToken]]:
+        return self._alone().generate_tokens(parameters, prompt, samples, how, ends, on_step)
+
+    def score_tokens(self, parameters: Float32Array, tokens: Sequence[int], on_step: OnProgress = lambda: None) -> Float32Array:
+        return self._alone().score_tokens(parameters, tokens, on_step)
+
     def _alone(self) -> TorchEngine:
         """Return the engine that this process uses alone.
 
-        All unfinished texts share it, and its model is freed with the last of them.
+        All unfinished texts and samples share it, and its model is freed with the last of them.
         """
         if (alone := self._whole()) is None:
             device = self.device if self._resources.parallel is ParallelMode.DDP else devices.CPU

@@ -1,23 +1,27 @@
-"""Generation of text by sampling token after token, or by a beam search. A cache stores the results of earlier passes.
+"""Generation of texts and samples token after token, or by a beam search. A cache stores the results of earlier passes.
 
 Suffixes of names are those of `model`; B counts the continuations of the prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from protocol.sampling import SamplingOptions
+from protocol.sampling import EndReason, SamplingOptions
 from training.engines.pytorch.layers import ROWS, KVCache
 from training.engines.pytorch.model import GPT
+from training.random_stream import random_bytes
+from training.token_generation import SampledToken
 
 TEMPERATURE_MIN = 1e-6  # temperature at which the likeliest token is nearly certain: at lower ones quotients overflow
 PASS_TOKENS = 64  # tokens of a prompt that one pass processes: training may have to wait for a pass
+# Most bytes of keys and values of samples that are drawn at the same time. Other samples of the request are drawn afterwards.
+CACHE_BYTES_MAX = 128 << 20
 
 BeforePass = Callable[[], None]  # a function that is called before every pass
 
@@ -88,17 +92,69 @@ def sample_tokens(
     model: GPT, prompt: Sequence[int], how: SamplingOptions, last: Container[int], before_pass: BeforePass
 ) -> Iterator[list[int]]:
     """Yield the tokens that each pass adds to the text, one or none. A token in `last` ends the text."""
-    generator, course = torch.Generator().manual_seed(how.seed), DecodingState(model, prompt)
-    for _ in range(how.max_tokens):
+    generators = {0: torch.Generator().manual_seed(how.seed)}
+
+    def ends(made: Sequence[int]) -> bool:
+        return made[-1] in last
+
+    for drawn in draw_samples(model, prompt, generators, how, how.max_tokens, ends, before_pass):
+        yield [each.token for each in drawn if each.end is not EndReason.STOP]
+
+
+def sample_sequences(
+    model: GPT,
+    prompt: Sequence[int],
+    samples: int,
+    how: SamplingOptions,
+    ends: Callable[[Sequence[int]], bool],
+    before_pass: BeforePass,
+) -> Iterator[list[SampledToken]]:
+    """Yield the tokens that each pass adds to the samples. The context never slides: a sample ends when it is full."""
+    # Samples of adjacent seeds differ, since each sample's own seed is a hash of the request's seed.
+    seeds = [int.from_bytes(random_bytes(8, "folkmoot/sample/1", how.seed, number), "little") for number in range(samples)]
+    generators = {number: torch.Generator().manual_seed(seed) for number, seed in enumerate(seeds)}
+    keys = KVCache(model.spec, device=torch.device("meta"), is_steady=True).keys
+    together = max(1, CACHE_BYTES_MAX // (2 * keys.nbytes))
+    length_max = min(how.max_tokens, model.spec.context + 1 - len(prompt))
+    for first in range(0, samples, together):
+        part = {number: generators[number] for number in range(first, min(first + together, samples))}
+        yield from draw_samples(model, prompt, part, how, length_max, ends, before_pass)
+
+
+def draw_samples(
+    model: GPT,
+    prompt: Sequence[int],
+    generators: Mapping[int, torch.Generator],
+    how: SamplingOptions,
+    length_max: int,
+    ends: Callable[[Sequence[int]], bool],
+    before_pass: BeforePass,
+) -> Iterator[list[SampledToken]]:
+    """Yield the tokens that each pass adds to the samples with these numbers and generators, at most one for each sample.
+
+    A sample ends if `ends` is true for its tokens after the prompt, or if it has `length_max` tokens.
+    """
+    course, made = DecodingState(model, prompt), {number: list[int]() for number in generators}
+    going = [(0, number) for number in generators]  # continuation in `course`, and number, of each unfinished sample
+    for length in range(1, length_max + 1):
         before_pass()
         while course.prefill_step():
             yield []
             before_pass()
-        token = choose_token(course.logits()[0], how, generator)
-        if token in last:
+        logits_BV, drawn = course.logits(), list[SampledToken]()
+        logp_BV = torch.log_softmax(logits_BV, dim=-1)
+        for row, number in going:
+            token = choose_token(logits_BV[row], how, generators[number])
+            made[number].append(token)
+            end = EndReason.STOP if ends(made[number]) else EndReason.LENGTH if length == length_max else None
+            drawn.append(SampledToken(number, token, float(logp_BV[row, token]), end))
+        kept = [(row, each) for (row, _), each in zip(going, drawn, strict=True) if each.end is None]
+        if kept:
+            course.append([row for row, _ in kept], [each.token for _, each in kept])
+        going = [(row, each.sample) for row, (_, each) in enumerate(kept)]
+        yield drawn
+        if not going:
             return
-        course.append([0], [token])
-        yield [token]
 
 
 def choose_token(logits_V: Tensor, how: SamplingOptions, generator: torch.Generator) -> int:
