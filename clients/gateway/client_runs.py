@@ -53,6 +53,16 @@ class ClientRuns:
         specs = [JobSpec.decode(job.spec) for job in finished]
         return sorted((spec.name, spec.model.context) for spec in specs if spec.objective in BASES)
 
+    def base_of(self, key: bytes) -> str:
+        """Return the name of the finished job that a run changes, or that this job itself is."""
+        jobs = self._peer.state.jobs.jobs
+        job = jobs.get(key)
+        reference = JobSpec.decode(job.spec).resolved_objective.required_model(JobSpec.decode(job.spec)) if job else None
+        found = jobs.get(reference.job) if reference else job
+        if found is None:
+            raise UserError(f"the network has deleted job {key.hex()[:8]}")
+        return found.name
+
     async def open_run(
         self, base: str, *, rank: int, seed: int, train_attn: bool = True, train_mlp: bool = True, train_unembed: bool = True
     ) -> bytes:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from clients.gateway.sample_request import NOT_COMPUTED
 from clients.gateway.tinker_api import OBJECT, TinkerApi
 from clients.wire.gradient_request import SEQ_ID_MAX
 from features.services import ServiceContext
-from web.calls import LINE, RequestField, integer_type
+from web.calls import LINE, FieldType, RequestField, integer_type
 from web.routes import ClientClass, Route, RouteHandlers, RouteReply, RouteSet
 
 PREFIX: Final = "/tinker"
@@ -15,6 +16,10 @@ BODY_BYTES_MAX: Final = 6 << 20  # bytes of a request for a gradient: the SDK di
 PROGRAM: Final = ClientClass("program", "folkmoot-program", "key", "X-API-Key")
 REFUSED: Final = {"unauthorized": "an unknown key, or a program of another machine while the peer has no keys"}
 NUMBER: Final = integer_type(0, SEQ_ID_MAX)
+SAMPLE_NUMBER: Final = integer_type(0, (1 << 63) - 1)  # a copied client of the SDK begins at a large number
+# Fields of a request for samples. What is wrong in them is the failure of its future.
+SAMPLE_FIELDS: Final = ("prompt", "num_samples", "sampling_params", "prompt_logprobs", "prompt_logprobs_last_n", *NOT_COMPUTED)
+ANYTHING: Final = FieldType("JSON", {}, lambda value: True)
 FUTURE: Final = RouteReply("request_id", "`retrieve_future` has the result")
 
 
@@ -33,7 +38,7 @@ def _post(handler: Any, path: str, about: str, reply: RouteReply, *fields: Reque
     )
 
 
-def _get(handler: Any, path: str, about: str, reply: RouteReply) -> Route:
+def _get(handler: Any, path: str, about: str, reply: RouteReply, **more: Any) -> Route:
     return Route(
         handler=handler,
         method="GET",
@@ -43,13 +48,14 @@ def _get(handler: Any, path: str, about: str, reply: RouteReply) -> Route:
         by_host=True,
         replies={200: reply},
         problem_codes=REFUSED,
+        **more,
     )
 
 
 def make_handlers(desk: ServiceContext) -> RouteHandlers:
     api = TinkerApi(desk)
     return RouteHandlers(
-        objects=(api,), authorizers={PROGRAM: api.authorize}, background_tasks=(api.run_queues,), held_replies=api.held
+        objects=(api,), authorizers={PROGRAM: api.authorize}, background_tasks=(api.run_tasks,), held_replies=api.held
     )
 
 
@@ -116,6 +122,43 @@ ROUTES: Final = RouteSet(
             RequestField("seq_id", NUMBER),
             RequestField("adam_params", OBJECT, default={}),
             RequestField("optimizer_params", OBJECT, default={}),
+        ),
+        _post(
+            TinkerApi.save_weights_for_sampler,
+            "save_weights_for_sampler",
+            "Create a sampler of a model as it is now",
+            FUTURE,
+            RequestField("model_id", LINE),
+            RequestField("seq_id", NUMBER),
+            RequestField("path", LINE, default=None),
+            RequestField("sampling_session_seq_id", NUMBER, default=None),
+        ),
+        _post(
+            TinkerApi.open_sampling_session,
+            "create_sampling_session",
+            "Create a sampler of a finished job",
+            RouteReply("sampling_session_id"),
+            RequestField("session_id", LINE),
+            RequestField("sampling_session_seq_id", NUMBER),
+            RequestField("base_model", LINE, default=None),
+            RequestField("model_path", LINE, default=None),
+        ),
+        _get(
+            TinkerApi.get_sampler,
+            "samplers/{sampler_id}",
+            "Describe a sampler",
+            RouteReply("sampler_id base_model model_path"),
+            path_fields=(RequestField("sampler_id", LINE),),
+        ),
+        _post(
+            TinkerApi.draw_samples,
+            "asample",
+            "Draw samples, and compute log-probabilities of a prompt",
+            FUTURE,
+            RequestField("sampling_session_id", LINE),
+            RequestField("seq_id", SAMPLE_NUMBER),
+            *(RequestField(name, ANYTHING, default=None) for name in SAMPLE_FIELDS),
+            body_bytes_max=BODY_BYTES_MAX,
         ),
         _post(
             TinkerApi.retrieve_future,

@@ -15,6 +15,7 @@ import trio
 
 from clients.gateway.client_runs import ClientRuns, LossReport
 from clients.gateway.request_store import Outcome, RequestKind, RequestStore, StoredRequest
+from clients.gateway.samplers import Samplers
 from clients.ledger.clients_module import StepOutcome
 from clients.records import BODY_BYTES_MAX, OptimizerStep, RequestBody
 from protocol import codec
@@ -44,6 +45,13 @@ class CreateModel:
     train_unembed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class CreateSampler:
+    """The payload of a request that creates a sampler of the model."""
+
+    sampler: Name
+
+
 @dataclass(frozen=True, kw_only=True)
 class ResultEncoders:
     """Functions that encode results for the client."""
@@ -51,15 +59,22 @@ class ResultEncoders:
     created: Callable[[str], bytes]  # function of the model
     losses: Callable[[RequestBody, LossReport], bytes]
     step: Callable[[StepOutcome], bytes]
+    sampler: Callable[[str], bytes]  # function of the sampler
 
 
 class ModelQueue:
     def __init__(
-        self, model: str, runs: ClientRuns, store: RequestStore, encoders: ResultEncoders, announce: Callable[[str, int], None]
+        self,
+        model: str,
+        runs: ClientRuns,
+        samplers: Samplers,
+        store: RequestStore,
+        encoders: ResultEncoders,
+        announce: Callable[[str, int], None],
     ) -> None:
         """Make the queue of a model. `announce` is called with the model and the number of each request with an outcome."""
         self.model = model
-        self._runs, self._store, self._encoders, self._announce = runs, store, encoders, announce
+        self._runs, self._samplers, self._store, self._encoders, self._announce = runs, samplers, store, encoders, announce
         self._added = trio.Event()
 
     def wake(self) -> None:
@@ -122,6 +137,10 @@ class ModelQueue:
                 return self._encoders.losses(body, report)
             case RequestKind.STEP:
                 return self._encoders.step(await self._step(request))
+            case RequestKind.SAMPLER:
+                sampler, job = codec.decode(CreateSampler, request.payload).sampler, await self._job()
+                await self._samplers.open_run(sampler, self.model, job)
+                return self._encoders.sampler(sampler)
             case RequestKind.INVALID:
                 raise UserError(request.payload.decode())
 

@@ -7,7 +7,7 @@ arrive in any order: a client sends the first part of a large batch last.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Final
 
 from storage.service_database import ServiceDatabase
@@ -20,6 +20,7 @@ class RequestKind(enum.StrEnum):
     FORWARD = "forward"
     GRADIENT = "gradient"  # forward and backward
     STEP = "step"
+    SAMPLER = "sampler"  # a sampler of the model as it is then
     INVALID = "invalid"  # The payload is the fault of the client, in UTF-8.
 
 
@@ -49,6 +50,15 @@ class StoredModel:
     job: bytes | None  # run of the model; None: it is not open yet
 
 
+@dataclass(frozen=True, slots=True)
+class StoredSampler:
+    sampler: str
+    owner: str
+    job: bytes  # job of the model: a finished job, or a run
+    round: int
+    model: str | None  # model whose adapters were copied; None: the sampler is a finished job
+
+
 class RequestStore(ServiceDatabase):
     """Requests and models. Each change is durable when the method returns, which takes some milliseconds."""
 
@@ -60,6 +70,9 @@ class RequestStore(ServiceDatabase):
         CREATE TABLE IF NOT EXISTS requests (
             model TEXT NOT NULL, number INTEGER NOT NULL, kind TEXT NOT NULL, payload BLOB NOT NULL,
             outcome TEXT NOT NULL DEFAULT 'pending', result BLOB NOT NULL DEFAULT x'', step INTEGER, PRIMARY KEY (model, number)
+        );
+        CREATE TABLE IF NOT EXISTS samplers (
+            sampler TEXT UNIQUE NOT NULL, owner TEXT NOT NULL, job BLOB NOT NULL, round INTEGER NOT NULL, model TEXT
         );
     """
 
@@ -86,6 +99,19 @@ class RequestStore(ServiceDatabase):
 
     def list_models(self) -> list[StoredModel]:
         return [StoredModel(*row) for row in self._database.execute("SELECT * FROM models ORDER BY model")]
+
+    def add_sampler(self, sampler: StoredSampler) -> None:
+        """Store a sampler, unless one of this name is there."""
+        self._database.execute("INSERT OR IGNORE INTO samplers VALUES (?, ?, ?, ?, ?)", astuple(sampler))
+
+    def find_sampler(self, sampler: str) -> StoredSampler | None:
+        rows = self._database.execute("SELECT * FROM samplers WHERE sampler = ?", (sampler,)).fetchall()
+        return StoredSampler(*rows[0]) if rows else None
+
+    def list_sampler_rounds(self, model: str, newest: int) -> set[int]:
+        """Return the rounds of the newest samplers of a model."""
+        query = "SELECT round FROM samplers WHERE model = ? ORDER BY rowid DESC LIMIT ?"
+        return {row[0] for row in self._database.execute(query, (model, newest))}
 
     def add_request(self, model: str, number: int, kind: RequestKind, payload: bytes) -> None:
         """Store a request, unless one of this number is there."""

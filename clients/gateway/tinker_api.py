@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
@@ -16,8 +17,17 @@ import numpy as np
 import trio
 
 from clients.gateway.client_runs import ClientRuns, LossReport
-from clients.gateway.model_queue import CreateModel, ModelQueue, ResultEncoders
-from clients.gateway.request_store import CREATE_NUMBER, Outcome, RequestKind, RequestStore, StoredRequest
+from clients.gateway.model_queue import CreateModel, CreateSampler, ModelQueue, ResultEncoders
+from clients.gateway.request_store import (
+    CREATE_NUMBER,
+    Outcome,
+    RequestKind,
+    RequestStore,
+    StoredModel,
+    StoredRequest,
+    StoredSampler,
+)
+from clients.gateway.samplers import SampleFault, Samplers
 from clients.ledger.clients_module import StepOutcome
 from clients.records import OptimizerStep, RequestBody
 from clients.wire.gradient_request import SEQ_ID_MAX, decode_gradient_request
@@ -25,14 +35,17 @@ from clients.wire.results import encode_gradient_result
 from features.services import ServiceContext
 from protocol import codec
 from protocol.addresses import is_loopback
-from protocol.errors import FolkmootError, RemoteProtocolError
+from protocol.errors import FolkmootError, RemoteProtocolError, UserError
 from storage.api_key_store import ApiKey
 from training.round_context import TrainingPeer
 from web.calls import BytesReply, FieldType, HeldReply, HttpProblem, Json
 from web.held_replies import HeldReplies
 
+Task = Callable[[], Awaitable[None]]
 PROTOBUF: Final = "application/x-protobuf"
 FAULT_CATEGORIES: Final = {Outcome.CLIENT_FAULT: "user", Outcome.GATEWAY_FAULT: "server"}
+SAMPLER_PART: Final = ":sample:"  # part of a sampler's id between its session and its number
+SAMPLE_IDS_MAX: Final = 4_096  # ids in the reply to one request for samples, which may request too many
 SESSION_BYTES: Final = 12  # random bytes of a session's id
 WHO_READS: Final = (
     "Every trainer of this network can read the data of your requests, and every peer has your adapters. The ledger keeps the "
@@ -51,11 +64,13 @@ class TinkerApi:
     held: HeldReplies = field(default_factory=HeldReplies)
 
     def __post_init__(self) -> None:
-        self._runs = ClientRuns(cast(TrainingPeer, self.desk.peer))
+        peer = cast(TrainingPeer, self.desk.peer)
+        self._runs = ClientRuns(peer)
         self._store = RequestStore(self.desk.folder)
         self._queues = dict[str, ModelQueue]()
-        self._new, self._waiting = trio.open_memory_channel[ModelQueue](0)
-        self._encoders = ResultEncoders(created=_created, losses=_losses, step=_step)
+        self._tasks, self._new_tasks = trio.open_memory_channel[Task](0)
+        self._encoders = ResultEncoders(created=_created, losses=_losses, step=_step, sampler=_sampler)
+        self._samplers = Samplers(peer, self._store, self.desk.folder / "samplers", self.held.announce, self._tasks.send)
 
     def authorize(self, token: str) -> ApiKey:
         """Return the key with this secret. While no key exists, return `LOCAL_PROGRAMS`."""
@@ -71,19 +86,20 @@ class TinkerApi:
         if key is LOCAL_PROGRAMS and not is_loopback(host):
             raise HttpProblem("unauthorized", "this peer has no API keys, so it serves programs on its own machine alone")
 
-    async def _require_model(self, key: ApiKey, model: str) -> None:
-        """Raise `HttpProblem` unless the model belongs to this key."""
+    async def _require_model(self, key: ApiKey, model: str) -> StoredModel:
+        """Return a model of this key. Raises `HttpProblem`."""
         known = await trio.to_thread.run_sync(self._store.find_model, model)
         if known is None or known.owner != owner_of(key):
             raise HttpProblem("not-found", f"no model {model!r}: create one with create_model")
+        return known
 
-    async def run_queues(self) -> None:
+    async def run_tasks(self) -> None:
         """Compute the requests of all models, also those of an earlier process."""
         async with trio.open_nursery() as nursery:
             for model in await trio.to_thread.run_sync(self._store.list_models):
                 nursery.start_soon(self._queue(model.model).run)
-            async for queue in self._waiting:
-                nursery.start_soon(queue.run)
+            async for task in self._new_tasks:
+                nursery.start_soon(task)
 
     def _queue(self, model: str) -> ModelQueue:
         queue = self._queues.get(model)
@@ -91,6 +107,7 @@ class TinkerApi:
             queue = ModelQueue(
                 model,
                 self._runs,
+                self._samplers,
                 self._store,
                 self._encoders,
                 lambda model, number: self.held.announce(request_id(model, number)),
@@ -140,7 +157,7 @@ class TinkerApi:
     async def server_capabilities(self, key: ApiKey, host: str) -> Json:
         self._admit(key, host)
         models = [
-            {"model_name": name, "max_context_length": context, "trainable": True, "sampleable": False}
+            {"model_name": name, "max_context_length": context, "trainable": True, "sampleable": True}
             for name, context in self._runs.list_bases()
         ]
         return {"supported_models": models}
@@ -161,7 +178,7 @@ class TinkerApi:
         model, owner = f"{session_id}:train:{model_seq_id}", owner_of(key)
         known = await trio.to_thread.run_sync(self._store.find_model, model)
         if known is not None and known.owner != owner:
-            raise HttpProblem("refused", f"session {session_id!r} belongs to another key")
+            raise HttpProblem("forbidden", f"session {session_id!r} belongs to another key")
         kind, payload = RequestKind.INVALID, b""
         if known is None and await trio.to_thread.run_sync(self._store.count_models, owner) >= key.models_max:
             payload = f"the key {key.name!r} has {key.models_max} models, its quota: end a session".encode()
@@ -175,7 +192,7 @@ class TinkerApi:
                 payload = str(error).encode()
         await trio.to_thread.run_sync(self._store.add_model, model, session_id, owner)
         if known is None:
-            await self._new.send(self._queue(model))
+            await self._tasks.send(self._queue(model).run)
         await self._add(key, model, CREATE_NUMBER, kind, payload)
         return {"request_id": request_id(model, CREATE_NUMBER), "model_id": model}
 
@@ -234,9 +251,77 @@ class TinkerApi:
         await trio.to_thread.run_sync(self._store.add_request, model, number, kind, payload)
         self._queue(model).wake()
 
+    # Samples ---------------------------------------------------------------------------------------------------------
+
+    async def save_weights_for_sampler(
+        self, key: ApiKey, host: str, model_id: str, seq_id: int, path: str | None, sampling_session_seq_id: int | None
+    ) -> Json:
+        self._admit(key, host)
+        known = await self._require_model(key, model_id)
+        if path is not None or sampling_session_seq_id is None:
+            problem = f"weights {path!r}: weights with a name are not kept: use save_weights_and_get_sampling_client"
+            await self._add(key, model_id, seq_id, RequestKind.INVALID, problem.encode())
+        else:
+            payload = codec.encode(CreateSampler(sampler_id(known.session, sampling_session_seq_id)))
+            await self._add(key, model_id, seq_id, RequestKind.SAMPLER, payload)
+        return {"request_id": request_id(model_id, seq_id), "model_id": model_id}
+
+    async def open_sampling_session(
+        self,
+        key: ApiKey,
+        host: str,
+        session_id: str,
+        sampling_session_seq_id: int,
+        base_model: str | None,
+        model_path: str | None,
+    ) -> Json:
+        self._admit(key, host)
+        if base_model is None or model_path is not None:
+            raise HttpProblem("not-found", f"no weights {model_path!r}: weights with a name are not kept")
+        sampler = sampler_id(session_id, sampling_session_seq_id)
+        try:
+            await self._samplers.open_base(sampler, owner_of(key), base_model)
+        except UserError as error:
+            raise HttpProblem("not-found", str(error)) from None
+        await self._require_sampler(key, sampler)
+        return {"type": "create_sampling_session", "sampling_session_id": sampler}
+
+    async def get_sampler(self, key: ApiKey, host: str, sampler_id: str) -> Json:
+        self._admit(key, host)
+        sampler = await self._require_sampler(key, sampler_id)
+        return {"sampler_id": sampler_id, "base_model": self._runs.base_of(sampler.job), "model_path": None}
+
+    async def draw_samples(self, key: ApiKey, host: str, sampling_session_id: str, seq_id: int, **given: Any) -> Json:
+        self._admit(key, host)
+        sampler, name = await self._require_sampler(key, sampling_session_id), request_id(sampling_session_id, seq_id)
+
+        def spend(tokens: int) -> str | None:
+            return self.desk.api_keys.spend_tokens(key, tokens, time.monotonic())
+
+        try:
+            await self._samplers.request_samples(name, sampler, given, spend)
+        except OverflowError:
+            raise HttpProblem("too-many", "too many requests for samples wait", retry_after=1) from None
+        # The SDK expects an id for each sample, even if the request fails.
+        samples = given["num_samples"] if type(given["num_samples"]) is int else 1
+        ids = [f"{name}-{number}" for number in range(min(samples, SAMPLE_IDS_MAX))]
+        return {"request_id": name, "sample_sequence_ids": ids}
+
+    async def _require_sampler(self, key: ApiKey, name: str) -> StoredSampler:
+        """Return a sampler of this key. Raises `HttpProblem`."""
+        sampler = await trio.to_thread.run_sync(self._store.find_sampler, name)
+        if sampler is None or sampler.owner != owner_of(key):
+            raise HttpProblem("not-found", f"no sampler {name!r}: create one with create_sampling_client")
+        return sampler
+
+    # Results ---------------------------------------------------------------------------------------------------------
+
     async def retrieve_future(self, key: ApiKey, host: str, request_id: str) -> Json | BytesReply | HeldReply:
         self._admit(key, host)
         model, _, number = request_id.rpartition("#")
+        if SAMPLER_PART in model:
+            await self._require_sampler(key, model)
+            return self._samples_reply(request_id)
         request = None
         if number.isascii() and number.isdecimal() and int(number) <= SEQ_ID_MAX:
             request = await trio.to_thread.run_sync(self._store.find_request, model, int(number))
@@ -244,6 +329,21 @@ class TinkerApi:
             raise HttpProblem("gone", f"no request {request_id!r}")
         await self._require_model(key, model)
         return _future_reply(request)
+
+    def _samples_reply(self, name: str) -> Json | BytesReply | HeldReply:
+        try:
+            result = self._samplers.find_result(name)
+        except KeyError:  # The SDK requests these samples again.
+            raise HttpProblem("gone", f"no request {name!r}") from None
+        if result is None:
+            return _try_again(name)
+        if isinstance(result, SampleFault):
+            return {"error": result.text, "category": "user" if result.is_of_client else "server"}
+        return BytesReply(PROTOBUF, result)
+
+
+def sampler_id(session: str, number: int) -> str:
+    return f"{session}{SAMPLER_PART}{number}"
 
 
 def request_id(model: str, number: int) -> str:
@@ -253,13 +353,17 @@ def request_id(model: str, number: int) -> str:
 def _future_reply(request: StoredRequest) -> Json | BytesReply | HeldReply:
     name = request_id(request.model, request.number)
     if request.outcome is Outcome.PENDING:
-        return HeldReply(name, {"type": "try_again", "request_id": name, "queue_state": "active"})
+        return _try_again(name)
     if request.outcome in FAULT_CATEGORIES:
         return {"error": request.result.decode(), "category": FAULT_CATEGORIES[request.outcome]}
     if request.kind in (RequestKind.FORWARD, RequestKind.GRADIENT):
         return BytesReply(PROTOBUF, request.result)
     reply: Json = json.loads(request.result)
     return reply
+
+
+def _try_again(name: str) -> HeldReply:
+    return HeldReply(name, {"type": "try_again", "request_id": name, "queue_state": "active"})
 
 
 def owner_of(key: ApiKey) -> str:
@@ -307,3 +411,7 @@ def _losses(body: RequestBody, report: LossReport) -> bytes:
 def _step(outcome: StepOutcome) -> bytes:
     metrics: dict[str, Any] = {"round:max": outcome.round, "refused_rounds:max": sum(outcome.rejected.values())}
     return json.dumps({"metrics": metrics}).encode()
+
+
+def _sampler(sampler: str) -> bytes:
+    return json.dumps({"type": "save_weights_for_sampler", "sampling_session_id": sampler}).encode()

@@ -1,0 +1,140 @@
+"""A client's request for samples: its JSON, checked and converted."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from protocol.errors import UserError
+from protocol.sampling import (
+    SAMPLES_MAX,
+    STOP_CHARACTERS_MAX,
+    STOP_SEQUENCES_MAX,
+    STOPS_MAX,
+    TOKENS_MAX,
+    TOP_K_MAX,
+    SamplingOptions,
+)
+from training.transformer import VOCABULARY_MAX
+from web.calls import Json
+
+SEEDS: Final = 1 << 53  # number of different seeds: a client may give any integer, which is reduced
+# Results that a client may request and that are not computed, with the value that requests nothing.
+NOT_COMPUTED: Final[Json] = {
+    "topk_prompt_logprobs": 0,
+    "topk_sample_logprobs": 0,
+    "prompt_alt_tokens_k": 0,
+    "record_stability_info": False,
+    "target_prompt_logprobs": None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    prompt: tuple[int, ...]
+    samples: int
+    options: SamplingOptions
+    stop_tokens: tuple[int, ...]
+    stops_at_end: bool  # True if the token that ends a text also ends a sample
+    scores_prompt: bool  # True if the client wants the log-probabilities of the prompt
+    scored_last: int | None  # number of the prompt's last tokens whose log-probabilities are wanted; None: all
+
+    @property
+    def tokens_max(self) -> int:
+        """Largest number of tokens that the model reads or makes."""
+        return len(self.prompt) + self.samples * self.options.max_tokens
+
+
+def parse_sample_request(given: Json, context: int) -> SampleRequest:
+    """Return a checked request to a model with this context. Raises `UserError` with the invalid value."""
+    for name, nothing in NOT_COMPUTED.items():
+        if given.get(name, nothing) not in (nothing, None):
+            raise UserError(f"{name} {str(given[name])[:50]} is not supported: leave it out")
+    prompt, said = _parse_prompt(given.get("prompt")), given.get("sampling_params") or {}
+    if not isinstance(said, dict):
+        raise UserError(f"sampling_params must be an object, not {str(said)[:50]!r}")
+    if len(prompt) > context:
+        raise UserError(f"the prompt has {len(prompt)} tokens, and the model's context is {context}")
+    room = min(TOKENS_MAX, context + 1 - len(prompt))
+    texts, tokens, stops_at_end = _parse_stops(said.get("stop"))
+    top_k = _parse_integer(said, "top_k", -1, -1, TOP_K_MAX)
+    seed = said.get("seed")
+    if seed is not None and type(seed) is not int:
+        raise UserError(f"seed must be a whole number, not {str(seed)[:50]!r}")
+    options = SamplingOptions(
+        max_tokens=min(room, _parse_integer(said, "max_tokens", room, 1, 1 << 31)),
+        temperature=_parse_number(said, "temperature", 1.0),
+        top_k=max(0, top_k),
+        top_p=_parse_number(said, "top_p", 1.0),
+        stop=texts,
+        seed=secrets.randbelow(SEEDS) if seed is None else seed % SEEDS,
+    )
+    return SampleRequest(
+        prompt,
+        _parse_integer(given, "num_samples", 1, 1, SAMPLES_MAX),
+        options.validated(),
+        tokens,
+        stops_at_end,
+        given.get("prompt_logprobs") is True,
+        None if given.get("prompt_logprobs_last_n") is None else _parse_integer(given, "prompt_logprobs_last_n", 0, 0, 1 << 31),
+    )
+
+
+def _parse_prompt(prompt: Any) -> tuple[int, ...]:
+    chunks = prompt.get("chunks") if isinstance(prompt, dict) else None
+    if not isinstance(chunks, list):
+        raise UserError("prompt must be an object with chunks")
+    tokens = list[int]()
+    for chunk in chunks:
+        if not isinstance(chunk, dict) or chunk.get("type", "encoded_text") != "encoded_text":
+            kind = chunk.get("type") if isinstance(chunk, dict) else chunk
+            raise UserError(f"a chunk of type {str(kind)[:50]!r} is not supported: use encoded_text")
+        tokens += _parse_tokens("tokens of the prompt", chunk.get("tokens"))
+    if not tokens:
+        raise UserError("the prompt has no tokens")
+    return tuple(tokens)
+
+
+def _parse_tokens(what: str, given: Any) -> Sequence[int]:
+    if not isinstance(given, list):
+        raise UserError(f"{what} must be a list of token ids")
+    for token in given:
+        if type(token) is not int or not 0 <= token < VOCABULARY_MAX:
+            raise UserError(f"{what} contain {str(token)[:50]!r}, which is no token id")
+    return given
+
+
+def _parse_stops(given: Any) -> tuple[tuple[str, ...], tuple[int, ...], bool]:
+    """Return stop texts, stop tokens, and whether the end of a text stops, which it does if the client names no stop."""
+    if given is None:
+        return (), (), True
+    stops = [given] if isinstance(given, str) else given
+    if isinstance(stops, list) and all(isinstance(stop, str) for stop in stops):
+        if len(stops) > STOPS_MAX:
+            raise UserError(f"{len(stops)} stop texts are too many: at most {STOPS_MAX} are allowed")
+        for stop in stops:
+            if not 0 < len(stop) <= STOP_CHARACTERS_MAX:
+                raise UserError(f"stop {stop[:50]!r} has {len(stop)} characters, 1 to {STOP_CHARACTERS_MAX} are allowed")
+        return tuple(stops), (), False
+    tokens = tuple(_parse_tokens("stop tokens", stops))
+    if len(tokens) >= STOP_SEQUENCES_MAX:
+        raise UserError(f"{len(tokens)} stop tokens are too many: at most {STOP_SEQUENCES_MAX - 1} are allowed")
+    return (), tokens, False
+
+
+def _parse_integer(given: Json, name: str, default: int, low: int, high: int) -> int:
+    value = given.get(name)
+    if value is None:
+        return default
+    if type(value) is not int or not low <= value <= high:
+        raise UserError(f"{name} must be a whole number from {low} to {high}, not {str(value)[:50]!r}")
+    return value
+
+
+def _parse_number(given: Json, name: str, default: float) -> float:
+    value = given.get(name, default)
+    if type(value) not in (int, float) or not abs(value) <= 1e6:  # also refuses NaN
+        raise UserError(f"{name} must be a number of at most 1e6, not {str(value)[:50]!r}")
+    return float(value)

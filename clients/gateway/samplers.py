@@ -1,0 +1,206 @@
+"""The samplers of a gateway: models from which clients draw samples.
+
+A sampler is the model of a finished job, or the model of a run at the time when the sampler was made. The gateway keeps a copy of
+the adapters of the latter, since peers delete the models of past rounds. Samplers stay after a restart. Samples do not: the SDK
+requests lost samples again.
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from clients.gateway.request_store import RequestStore, StoredSampler
+from clients.gateway.sample_request import SampleRequest, parse_sample_request
+from clients.wire.results import SampledSequence, StopReason, encode_samples
+from ledger.jobs import Job
+from protocol.errors import FolkmootError, UserError
+from protocol.sampling import EndReason
+from training.api.initial_model import resolve_base_job
+from training.api.job_builder import fetch_job_blob
+from training.data.tokenizer import ByteTokenizer, parse_bpe
+from training.job_spec import JobSpec
+from training.round_context import OpenRoundContext, TrainingPeer, WorkerClient
+from training.worker_protocol import GenerateTokensRequest, ScoreTokensRequest, TokenSample, generate_tokens
+from web.calls import Json
+
+# Samplers of one model whose copies stay: a loop makes a new sampler after each step, and uses the last ones.
+SAMPLERS_OF_MODEL_MAX: Final = 8
+# Requests that are computed at once. The worker keeps eight unfinished ones, of which other programs need some.
+REQUESTS_AT_ONCE: Final = 4
+WAITING_MAX: Final = 1_024  # requests that wait for their samples: the SDK has 400 at most for each session
+RESULTS_BYTES_MAX: Final = 64 << 20  # bytes of all results in memory; the SDK requests lost samples again
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFault:
+    text: str
+    is_of_client: bool
+
+
+class Samplers:
+    def __init__(
+        self,
+        peer: TrainingPeer,
+        store: RequestStore,
+        folder: Path,
+        announce: Callable[[str], None],
+        spawn: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
+    ) -> None:
+        """`announce` is called with the name of each request that has a result. `spawn` runs a function in a task of its own."""
+        self._peer, self._store, self._folder, self._announce, self._spawn = peer, store, folder, announce, spawn
+        self._limiter = trio.CapacityLimiter(REQUESTS_AT_ONCE)
+        self._waiting = set[str]()
+        self._results = OrderedDict[str, bytes | SampleFault]()
+        self._results_bytes = 0
+
+    # Samplers --------------------------------------------------------------------------------------------------------
+
+    async def open_base(self, sampler: str, owner: str, base: str) -> None:
+        """Open a sampler of a finished job, given by its name or id. Raises `UserError`."""
+        reference, _, _ = resolve_base_job(self._peer, base, "base_model")
+        stored = StoredSampler(sampler, owner, reference.job, reference.round, None)
+        await trio.to_thread.run_sync(self._store.add_sampler, stored)
+
+    async def open_run(self, sampler: str, model: str, key: bytes) -> None:
+        """Open a sampler of a client's model as it is now. No step of its run may be open until this call returns."""
+        job, known = self._job(key), await trio.to_thread.run_sync(self._store.find_model, model)
+        assert known is not None
+        copy = self._copy_of(key, job.round)
+        if not copy.is_dir():
+            source = self._peer.make_round_context(key, job.round, job).model_directory
+            await trio.to_thread.run_sync(_copy_directory, source, copy)
+        await trio.to_thread.run_sync(self._store.add_sampler, StoredSampler(sampler, known.owner, key, job.round, model))
+        kept = await trio.to_thread.run_sync(self._store.list_sampler_rounds, model, SAMPLERS_OF_MODEL_MAX)
+        for old in copy.parent.iterdir():
+            if old not in {self._copy_of(key, round) for round in kept}:
+                await trio.to_thread.run_sync(shutil.rmtree, old, True)
+
+    def _copy_of(self, key: bytes, round: int) -> Path:
+        return self._folder / key.hex()[:32] / f"{round:08d}"
+
+    # Samples ---------------------------------------------------------------------------------------------------------
+
+    def find_result(self, name: str) -> bytes | SampleFault | None:
+        """Return the result of a request; None: it is being computed. Raises `KeyError` if it is unknown or was dropped."""
+        return None if name in self._waiting else self._results[name]
+
+    async def request_samples(self, name: str, sampler: StoredSampler, given: Json, spend: Callable[[int], str | None]) -> None:
+        """Begin to compute samples. The same name is the same request.
+
+        `spend` accounts for a number of tokens, and returns why a quota refuses them. Raises `OverflowError` if too many requests
+        wait.
+        """
+        if name in self._waiting or name in self._results:
+            return
+        if len(self._waiting) >= WAITING_MAX:
+            raise OverflowError
+        self._waiting.add(name)
+        try:
+            job = self._job(sampler.job)
+            request = parse_sample_request(given, JobSpec.decode(job.spec).model.context)
+            if refusal := spend(request.tokens_max):
+                raise UserError(refusal)
+        except UserError as error:
+            self._store_result(name, SampleFault(str(error), is_of_client=True))
+            return
+        await self._spawn(lambda: self._compute(name, sampler, job, request))
+
+    async def _compute(self, name: str, sampler: StoredSampler, job: Job, request: SampleRequest) -> None:
+        try:
+            async with self._limiter:
+                result: bytes | SampleFault = await self._draw(sampler, job, request)
+        except FolkmootError as error:
+            result = SampleFault(str(error), isinstance(error, UserError))
+        self._store_result(name, result)
+
+    async def _draw(self, sampler: StoredSampler, job: Job, request: SampleRequest) -> bytes:
+        worker = self._peer.worker_client
+        if worker is None:
+            raise UserError("this peer has no worker, which a gateway needs: run it with --role trainer or full")
+        context = self._peer.make_round_context(sampler.job, job.round, job)
+        directory = context.model_directory
+        if sampler.model is not None:
+            directory = self._copy_of(sampler.job, sampler.round)
+            if not directory.is_dir():
+                raise UserError(f"sampler {sampler.sampler!r} is too old: its model has {SAMPLERS_OF_MODEL_MAX} newer ones")
+        stops = list(request.stop_tokens)
+        if request.stops_at_end:
+            end = await trio.to_thread.run_sync(self._end_of_text, context.spec)
+            stops += [] if end is None else [end]
+        asked = GenerateTokensRequest(
+            sampler.job,
+            str(directory),
+            _token_bytes(request.prompt),
+            request.options,
+            request.samples,
+            tuple(_token_bytes((token,)) for token in stops),
+        )
+        samples = await generate_tokens(lambda each: worker.ask_worker(context, each), asked)
+        scores = await _score_prompt(worker, context, str(directory), request) if request.scores_prompt else None
+        return encode_samples([_sequence(sample) for sample in samples], scores)
+
+    def _end_of_text(self, spec: JobSpec) -> int | None:
+        if spec.tokenizer is None:
+            return ByteTokenizer(spec.model.vocabulary).end_of_text
+        return parse_bpe(fetch_job_blob(self._peer, spec.tokenizer)).end_of_text
+
+    def _store_result(self, name: str, result: bytes | SampleFault) -> None:
+        self._results[name] = result
+        self._results_bytes += _result_bytes(result)
+        while self._results_bytes > RESULTS_BYTES_MAX and len(self._results) > 1:
+            _, dropped = self._results.popitem(last=False)
+            self._results_bytes -= _result_bytes(dropped)
+        self._waiting.discard(name)
+        self._announce(name)
+
+    def _job(self, key: bytes) -> Job:
+        job = self._peer.state.jobs.jobs.get(key)
+        if job is None:
+            raise UserError(f"the network has deleted the model of job {key.hex()[:8]}")
+        return job
+
+
+async def _score_prompt(
+    worker: WorkerClient, context: OpenRoundContext, directory: str, request: SampleRequest
+) -> list[float | None]:
+    """Return the log-probability of each token of the prompt. The first has none, and neither have those that nobody wants."""
+    scores: list[float | None] = [None] * len(request.prompt)
+    if len(scores) > 1:
+        reply = await worker.ask_worker(context, ScoreTokensRequest(context.job, directory, _token_bytes(request.prompt)))
+        scores[1:] = struct.unpack(f"<{len(scores) - 1}f", reply.logprobs)
+    if request.scored_last is not None:
+        unwanted = max(0, len(scores) - request.scored_last)
+        scores[:unwanted] = [None] * unwanted
+    return scores
+
+
+def _sequence(sample: TokenSample) -> SampledSequence:
+    length = len(sample.tokens) // 2
+    reason = StopReason.STOP if sample.end is EndReason.STOP else StopReason.LENGTH
+    return SampledSequence(struct.unpack(f"<{length}H", sample.tokens), struct.unpack(f"<{length}f", sample.logprobs), reason)
+
+
+def _token_bytes(tokens: tuple[int, ...]) -> bytes:
+    return struct.pack(f"<{len(tokens)}H", *tokens)
+
+
+def _result_bytes(result: bytes | SampleFault) -> int:
+    """Return the memory that a result is counted with, including its name."""
+    return 200 + (len(result) if isinstance(result, bytes) else len(result.text))
+
+
+def _copy_directory(source: Path, target: Path) -> None:
+    """Copy a directory. An interrupted copy leaves no target."""
+    unfinished = target.with_suffix(".part")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(source, unfinished)
+    unfinished.rename(target)
