@@ -22,6 +22,9 @@ from rich.table import Table as Screen
 
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
+from clients.gateway.client_runs import make_run_spec
+from clients.ledger.clients_module import EndRun, OpenRun, RequestStep
+from clients.records import AdapterSettings, OptimizerStep, StepBrief
 from consensus.block import BODY_BYTES_MAX, Block
 from consensus.voter_set import faults_tolerated
 from curation.ledger.curation_module import project_id
@@ -64,7 +67,17 @@ from ledger.audits.audit_state import (
 )
 from ledger.audits.loss_commitments import LossOpening, UnopenedLosses, commit_loss, seal_loss
 from ledger.core.genesis import TRAINER, Founder, Genesis
-from ledger.jobs import AttestStartModel, Job, ModelReference, QueuedJob, RequestRollback, StartJob, StopJob, job_id
+from ledger.jobs import (
+    ON_REQUEST_MAX,
+    AttestStartModel,
+    Job,
+    ModelReference,
+    QueuedJob,
+    RequestRollback,
+    StartJob,
+    StopJob,
+    job_id,
+)
 from ledger.jobs import JobPhase as JobPhase
 from ledger.ledger_state import BlockBody, LedgerRules, LedgerState
 from ledger.members import (
@@ -691,6 +704,38 @@ def closing(net: Network) -> Iterator[Signed]:
         net.decide(net.tx(author, "curation/set-phase", SetProjectPhase(_first_of(net, author), ProjectPhase.CLOSED)))
     net.decide(later_ms=OPENING_MS + 1)
     yield from (_batch(net) for _ in range(TRANSACTIONS_PER_BLOCK_MAX))
+
+
+# Runs of clients --------------------------------------------------------------------------------------------------------
+
+
+def _client_spec(net: Network) -> bytes:
+    """Finish a job, and return the specification of a run that changes its model."""
+    spec = replace(SAMPLED, audit=AuditMode.FULL, local_steps=2)
+    base, done = _finished(net, spec)
+    net.state = net.state.with_modules(jobs=replace(net.state.jobs, jobs={base: done}))
+    return make_run_spec(spec, AdapterSettings(rank=1, base=ModelReference(base, done.round, done.model_root)), seed=0).encode()
+
+
+@case("client/open, client/end")
+def open_and_end_runs(net: Network) -> Iterator[Signed]:
+    spec = _client_spec(net)
+    for author in cycle(net.authors):
+        signed = net.tx(author, "client/open", OpenRun(spec))
+        yield signed
+        yield net.tx(author, "client/end", EndRun(job_id(author.public, codec.decode_message(signed.body, (Transaction,)))))
+
+
+@case("client/step")
+def request_steps(net: Network) -> Iterator[Signed]:
+    """Request a step of each run, and there are as many runs as are allowed."""
+    spec, opened = _client_spec(net), list[tuple[Identity, bytes]]()
+    for author in net.authors[:ON_REQUEST_MAX]:
+        signed = net.tx(author, "client/open", OpenRun(spec))
+        net.decide(signed)
+        opened.append((author, job_id(author.public, codec.decode_message(signed.body, (Transaction,)))))
+    brief = StepBrief(0, bytes(32), 1, OptimizerStep(1e-4, 0.9, 0.95, 1e-12, 0.0, 0.0))
+    yield from (net.tx(author, "client/step", RequestStep(key, brief)) for author, key in opened)
 
 
 # RLHF -------------------------------------------------------------------------------------------------------------------

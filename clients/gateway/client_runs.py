@@ -75,24 +75,7 @@ class ClientRuns:
         if of_base.objective not in BASES:
             raise UserError(f"base_model {base!r} is a {of_base.objective} job, expected {' or '.join(BASES)}")
         own = AdapterSettings(rank=rank, train_attn=train_attn, train_mlp=train_mlp, train_unembed=train_unembed, base=model)
-        spec = JobSpec(
-            name=f"{of_base.name[:40]}-run",
-            objective=ClientObjective.name,
-            model=of_base.model,
-            tokenizer=of_base.tokenizer,
-            seed=seed,
-            rounds=ROUNDS_MAX,
-            local_steps=1,
-            warmup_rounds=0,
-            bits=16,
-            feedback_decay=0.0,
-            outer=OuterOptimizerKind.ADAMW,
-            rule=AggregationRule.MEAN,
-            byzantine_max=0,
-            audit=AuditMode.FULL,
-            proposal_seconds=PROPOSAL_SECONDS,
-            objective_settings=codec.encode(own),
-        )
+        spec = make_run_spec(of_base, own, seed)
         transaction = await self._peer.submit_transaction("client/open", OpenRun(spec.validated().encode()))
         key = job_id(self._peer.me, transaction)
         if key not in self._peer.state.jobs.jobs:
@@ -174,3 +157,25 @@ class ClientRuns:
         if self._peer.worker_client is None:
             raise UserError("this peer has no worker, which a gateway needs: run it with --role trainer or full")
         return self._peer.worker_client
+
+
+def make_run_spec(base: JobSpec, settings: AdapterSettings, seed: int) -> JobSpec:
+    """Return the specification of a run that changes the model of a job."""
+    return JobSpec(
+        name=f"{base.name[:40]}-run",
+        objective=ClientObjective.name,
+        model=base.model,
+        tokenizer=base.tokenizer,
+        seed=seed,
+        rounds=ROUNDS_MAX,
+        local_steps=1,
+        warmup_rounds=0,
+        bits=16,
+        feedback_decay=0.0,
+        outer=OuterOptimizerKind.ADAMW,
+        rule=AggregationRule.MEAN,
+        byzantine_max=0,
+        audit=AuditMode.FULL,
+        proposal_seconds=PROPOSAL_SECONDS,
+        objective_settings=codec.encode(settings),
+    )

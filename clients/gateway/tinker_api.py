@@ -291,9 +291,37 @@ class TinkerApi:
         sampler = await self._require_sampler(key, sampler_id)
         return {"sampler_id": sampler_id, "base_model": self._runs.base_of(sampler.job), "model_path": None}
 
-    async def draw_samples(self, key: ApiKey, host: str, sampling_session_id: str, seq_id: int, **given: Any) -> Json:
+    async def draw_samples(
+        self,
+        key: ApiKey,
+        host: str,
+        sampling_session_id: str,
+        seq_id: int,
+        prompt: Any,
+        num_samples: Any,
+        sampling_params: Any,
+        prompt_logprobs: Any,
+        prompt_logprobs_last_n: Any,
+        topk_prompt_logprobs: Any,
+        topk_sample_logprobs: Any,
+        prompt_alt_tokens_k: Any,
+        target_prompt_logprobs: Any,
+        record_stability_info: Any,
+    ) -> Json:
         self._admit(key, host)
         sampler, name = await self._require_sampler(key, sampling_session_id), request_id(sampling_session_id, seq_id)
+        given = {
+            "prompt": prompt,
+            "num_samples": num_samples,
+            "sampling_params": sampling_params,
+            "prompt_logprobs": prompt_logprobs,
+            "prompt_logprobs_last_n": prompt_logprobs_last_n,
+            "topk_prompt_logprobs": topk_prompt_logprobs,
+            "topk_sample_logprobs": topk_sample_logprobs,
+            "prompt_alt_tokens_k": prompt_alt_tokens_k,
+            "target_prompt_logprobs": target_prompt_logprobs,
+            "record_stability_info": record_stability_info,
+        }
 
         def spend(tokens: int) -> str | None:
             return self.desk.api_keys.spend_tokens(key, tokens, time.monotonic())
@@ -303,7 +331,7 @@ class TinkerApi:
         except OverflowError:
             raise HttpProblem("too-many", "too many requests for samples wait", retry_after=1) from None
         # The SDK expects an id for each sample, even if the request fails.
-        samples = given["num_samples"] if type(given["num_samples"]) is int else 1
+        samples = num_samples if type(num_samples) is int else 1
         ids = [f"{name}-{number}" for number in range(min(samples, SAMPLE_IDS_MAX))]
         return {"request_id": name, "sample_sequence_ids": ids}
 

@@ -112,7 +112,7 @@ class ClientsModule(Module[ClientsState]):
     name = MODULE
     contents: ClassVar[Mapping[str, type]] = {"client/open": OpenRun, "client/step": RequestStep, "client/end": EndRun}
     # `client/open` reads all members that can train, like the start of a job.
-    costs: ClassVar[Mapping[str, int]] = {"client/open": 64, "client/step": 2, "client/end": 8}
+    costs: ClassVar[Mapping[str, int]] = {"client/open": 96, "client/step": 2, "client/end": 8}
     state_type = ClientsState
 
     def __init__(self, rules: JobSpecRules) -> None:

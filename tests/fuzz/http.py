@@ -142,6 +142,7 @@ def requests_of(known: Known, random: Random) -> tuple[str, str, Any]:
             lambda: ("POST", f"/api/v1/projects/{known.project}/tasks", {"tasks": [{"text": "more"}]}),
             lambda: ("GET", random.choice(PATHS), None),
             lambda: _of_operators(known, random),
+            lambda: _of_programs(random),
         )
     )()
 
@@ -172,6 +173,40 @@ def _of_operators(known: Known, random: Random) -> tuple[str, str, Any]:
             lambda: ("POST", f"{project}/redact", {"task": one(5, 2**20), "reason": "r"}),
             lambda: ("POST", f"{project}/tasks?{form}", one(*FILES)),
             lambda: ("POST", f"{projects}/check?{form}&{asked}", one(*FILES)),
+        )
+    )()
+
+
+def _of_programs(random: Random) -> tuple[str, str, Any]:
+    def one(*values: Any) -> Any:
+        return random.choice(values)
+
+    api, session, number = "/tinker/api/v1", one("s", "s:train:0", ""), one(0, 1, -1, 2**63, "1", None)
+    model = {"model_id": f"{session}:train:0", "seq_id": number}
+    sampler = {
+        "session_id": session,
+        "sampling_session_seq_id": number,
+        "base_model": one("base", 1),
+        "model_path": one(None, "x"),
+    }
+    samples = {"sampling_session_id": one("s:sample:0", "s"), "seq_id": number, "prompt": one({"chunks": [{"tokens": [1]}]}, 1)}
+    model_of_session = {"session_id": session, "model_seq_id": number, "base_model": one("base", ""), "lora_config": one({}, 1)}
+    return random.choice(
+        (
+            lambda: ("GET", f"{api}/{one('healthz', 'get_server_capabilities', 'samplers/s:sample:0', 'samplers/%2F')}", None),
+            lambda: (
+                "POST",
+                f"{api}/{one('client/config', 'client/dynamic_config', 'create_session', 'telemetry')}",
+                one({}, None),
+            ),
+            lambda: ("POST", f"{api}/sessions/{one('s', '%00')}/finish", {"reason": one("x", None)}),
+            lambda: ("POST", f"{api}/session_heartbeat", {"session_id": session}),
+            lambda: ("POST", f"{api}/create_model", model_of_session),
+            lambda: ("POST", f"{api}/{one('get_info', 'save_weights_for_sampler', 'optim_step')}", model),
+            lambda: ("POST", f"{api}/forward_backward", random.randbytes(20)),
+            lambda: ("POST", f"{api}/create_sampling_session", sampler),
+            lambda: ("POST", f"{api}/asample", samples),
+            lambda: ("POST", f"{api}/retrieve_future", {"request_id": one("s:train:0#1", "s:sample:0#1", "#", "x#" + "9" * 30)}),
         )
     )()
 

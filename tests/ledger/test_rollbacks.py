@@ -776,6 +776,7 @@ OPENED = {  # fields of the round that opens after the rollback
     "successors",
     "voting_keys",
     "trainers_to_vouch_for",
+    "brief",
 }
 NOTED = {"undone_rounds", "distrusted_members"}
 RESET = {"refused_rounds", "rollback_requests"}
