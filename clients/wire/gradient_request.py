@@ -29,7 +29,7 @@ from clients.records import (
 from clients.wire.tensors import read_vector
 from clients.wire.wire_format import FieldReader, FieldTypes, WireType, read_double, read_text
 from protocol.errors import RemoteProtocolError
-from protocol.messages import NAME_CHARACTERS_MAX
+from protocol.limits import NAME_CHARACTERS_MAX
 
 SEQ_ID_MAX: Final = (1 << 31) - 1  # The field is an int32.
 TOKEN_MAX: Final = (1 << 8 * TOKEN_BYTES) - 1
