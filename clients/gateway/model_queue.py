@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import trio
@@ -22,12 +22,15 @@ from protocol.codec import Count
 from protocol.errors import FolkmootError, UserError
 from protocol.messages import Name
 
-# Seconds for which a missing number holds up later ones. The parts of a batch arrive within seconds. A request that never arrived
-# was too large, or its connection broke.
-GAP_SECONDS: Final = 60.0
+# Seconds for which a missing number holds up later ones. Numbers are in order for clients that obey the flag
+# `parallel_fwdbwd_chunks: false`. A number that is never sent, because the client failed to encode the request, must not hold up
+# the next call for long.
+GAP_SECONDS: Final = 10.0
 
 # Requests before a decided step whose results stay. A client waits for at most some hundred results at once.
 REQUESTS_KEPT: Final = 1_024
+
+LATE: Final = "request {} arrived after request {} was computed: requests are computed in the order of their numbers"
 
 log = logging.getLogger("site")
 
@@ -69,29 +72,30 @@ class ModelQueue:
     async def run(self) -> None:
         """Compute requests until cancelled."""
         while True:
-            number = await trio.to_thread.run_sync(self._store.next_number, self.model)
-            request = await self._wait_for_request(number)
+            request = await self._wait_for_request()
             outcome, result = await self._compute(request)
-            await trio.to_thread.run_sync(self._store.set_outcome, self.model, number, outcome, result)
+            await trio.to_thread.run_sync(self._store.set_outcome, self.model, request.number, outcome, result)
             if request.kind is RequestKind.STEP:
-                await trio.to_thread.run_sync(self._store.drop_before, self.model, number - REQUESTS_KEPT)
-            self._announce(self.model, number)
+                await trio.to_thread.run_sync(self._store.drop_before, self.model, request.number - REQUESTS_KEPT)
+            self._announce(self.model, request.number)
 
-    async def _wait_for_request(self, number: int) -> StoredRequest:
-        """Return the request with this number. If it is missing for `GAP_SECONDS` while later ones wait, it becomes invalid."""
+    async def _wait_for_request(self) -> StoredRequest:
+        """Return the next request. While earlier numbers are missing, wait for them for at most `GAP_SECONDS`."""
         deadline: float | None = None
         while True:
             added = self._added = trio.Event()
-            request = await trio.to_thread.run_sync(self._store.find_request, self.model, number)
+            last = await trio.to_thread.run_sync(self._store.last_number, self.model)
+            request = await trio.to_thread.run_sync(self._store.find_pending, self.model)
             if request is not None:
-                return request
-            if deadline is None and await trio.to_thread.run_sync(self._store.has_later_request, self.model, number):
-                deadline = trio.current_time() + GAP_SECONDS
-            with trio.move_on_at(deadline if deadline is not None else float("inf")) as scope:
+                if request.number < last:
+                    late = LATE.format(request.number, last).encode()
+                    await trio.to_thread.run_sync(self._store.refuse_request, self.model, request.number, late)
+                    return replace(request, kind=RequestKind.INVALID, payload=late)
+                deadline = trio.current_time() + GAP_SECONDS if deadline is None else deadline
+                if request.number == last + 1 or trio.current_time() >= deadline:
+                    return request
+            with trio.move_on_at(deadline if deadline is not None else float("inf")):
                 await added.wait()
-            if scope.cancelled_caught:
-                missing = f"request {number} did not arrive within {GAP_SECONDS:.0f} s, although later ones did".encode()
-                await trio.to_thread.run_sync(self._store.add_request, self.model, number, RequestKind.INVALID, missing)
 
     async def _compute(self, request: StoredRequest) -> tuple[Outcome, bytes]:
         try:

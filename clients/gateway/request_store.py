@@ -96,22 +96,27 @@ class RequestStore(ServiceDatabase):
         found = self._select("model = ? AND number = ?", model, number)
         return found[0] if found else None
 
-    def next_number(self, model: str) -> int:
-        """Return the number after the last request with an outcome."""
+    def last_number(self, model: str) -> int:
+        """Return the largest number of a request with an outcome, or the number before the first request."""
         query = "SELECT MAX(number) FROM requests WHERE model = ? AND outcome != 'pending'"
         ((last,),) = self._database.execute(query, (model,))
-        return CREATE_NUMBER if last is None else int(last) + 1
+        return CREATE_NUMBER - 1 if last is None else int(last)
 
-    def has_later_request(self, model: str, number: int) -> bool:
-        query = "SELECT EXISTS (SELECT 1 FROM requests WHERE model = ? AND number > ?)"
-        ((exists,),) = self._database.execute(query, (model, number))
-        return bool(exists)
+    def find_pending(self, model: str) -> StoredRequest | None:
+        """Return the request without an outcome that has the least number."""
+        found = self._select("model = ? AND outcome = 'pending'", model, most=1)
+        return found[0] if found else None
 
     def gradients_since_step(self, model: str, number: int) -> list[StoredRequest]:
         """Return the computed requests for gradients between the last request for a step and request `number`, in order."""
         since = "(SELECT COALESCE(MAX(number), -1) FROM requests WHERE model = ? AND kind = 'step' AND number < ?)"
         condition = f"model = ? AND number < ? AND kind = 'gradient' AND outcome = 'done' AND number > {since}"
         return self._select(condition, model, number, model, number)
+
+    def refuse_request(self, model: str, number: int, fault: bytes) -> None:
+        """Make a request invalid, so that it is none of the steps and gradients of its model."""
+        changed = RequestKind.INVALID.value, fault, model, number
+        self._database.execute("UPDATE requests SET kind = ?, payload = ? WHERE model = ? AND number = ?", changed)
 
     def set_step(self, model: str, number: int, step: int) -> None:
         self._database.execute("UPDATE requests SET step = ? WHERE model = ? AND number = ?", (step, model, number))
@@ -126,7 +131,8 @@ class RequestStore(ServiceDatabase):
         changed = outcome.value, result, model, number
         self._database.execute("UPDATE requests SET outcome = ?, result = ? WHERE model = ? AND number = ?", changed)
 
-    def _select(self, condition: str, *values: Any) -> list[StoredRequest]:
+    def _select(self, condition: str, *values: Any, most: int = -1) -> list[StoredRequest]:
         columns = "model, number, kind, payload, outcome, result, step"
-        rows = self._database.execute(f"SELECT {columns} FROM requests WHERE {condition} ORDER BY number", values)
+        query = f"SELECT {columns} FROM requests WHERE {condition} ORDER BY number LIMIT ?"
+        rows = self._database.execute(query, (*values, most))
         return [StoredRequest(row[0], row[1], RequestKind(row[2]), row[3], Outcome(row[4]), row[5], row[6]) for row in rows]
