@@ -7,6 +7,7 @@ that are refused by HTTP, and waits for ever for the parts of a batch.
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -54,7 +55,8 @@ class TinkerApi:
         self._runs = ClientRuns(cast(TrainingPeer, self.desk.peer))
         self._store = RequestStore(self.desk.folder)
         self._queues = dict[str, ModelQueue]()
-        self._new, self._waiting = trio.open_memory_channel[ModelQueue](0)
+        # Queues that do not run yet. The quota of models bounds their number.
+        self._new, self._waiting = trio.open_memory_channel[ModelQueue](math.inf)
         self._encoders = ResultEncoders(created=_created, losses=_losses, step=_step)
 
     def authorize(self, token: str) -> ApiKey:
@@ -79,13 +81,14 @@ class TinkerApi:
 
     async def run_queues(self) -> None:
         """Compute the requests of all models, also those of an earlier process."""
+        for model in await trio.to_thread.run_sync(self._store.list_models):
+            self._queue(model.model)
         async with trio.open_nursery() as nursery:
-            for model in await trio.to_thread.run_sync(self._store.list_models):
-                nursery.start_soon(self._queue(model.model).run)
             async for queue in self._waiting:
                 nursery.start_soon(queue.run)
 
     def _queue(self, model: str) -> ModelQueue:
+        """Return the queue of a model. At its first use, it is made and begins to run."""
         queue = self._queues.get(model)
         if queue is None:
             queue = ModelQueue(
@@ -96,6 +99,7 @@ class TinkerApi:
                 lambda model, number: self.held.announce(request_id(model, number)),
             )
             self._queues[model] = queue
+            self._new.send_nowait(queue)
         return queue
 
     # Sessions --------------------------------------------------------------------------------------------------------
@@ -174,8 +178,6 @@ class TinkerApi:
             except FolkmootError as error:
                 payload = str(error).encode()
         await trio.to_thread.run_sync(self._store.add_model, model, session_id, owner)
-        if known is None:
-            await self._new.send(self._queue(model))
         await self._add(key, model, CREATE_NUMBER, kind, payload)
         return {"request_id": request_id(model, CREATE_NUMBER), "model_id": model}
 
