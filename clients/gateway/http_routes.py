@@ -7,7 +7,7 @@ from typing import Any, Final
 from clients.gateway.tinker_api import OBJECT, TinkerApi
 from clients.wire.gradient_request import SEQ_ID_MAX
 from features.services import ServiceContext
-from web.calls import LINE, RequestField, integer_type
+from web.calls import LINE, TEXT, RequestField, integer_type
 from web.routes import ClientClass, Route, RouteHandlers, RouteReply, RouteSet
 
 PREFIX: Final = "/tinker"
@@ -88,7 +88,7 @@ ROUTES: Final = RouteSet(
             FUTURE,
             RequestField("session_id", LINE),
             RequestField("model_seq_id", NUMBER),
-            RequestField("base_model", LINE),
+            RequestField("base_model", TEXT),
             RequestField("lora_config", OBJECT, default={}),
             RequestField("optimizer_config", OBJECT, default={}),
         ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -20,13 +21,15 @@ from clients.gateway.client_runs import ClientRuns, LossReport
 from clients.gateway.model_queue import CreateModel, ModelQueue, ResultEncoders
 from clients.gateway.request_store import CREATE_NUMBER, Outcome, RequestKind, RequestStore, StoredRequest
 from clients.ledger.clients_module import StepOutcome
-from clients.records import OptimizerStep, RequestBody
+from clients.records import RANK_MAX, OptimizerStep, RequestBody
 from clients.wire.gradient_request import SEQ_ID_MAX, decode_gradient_request
 from clients.wire.results import encode_gradient_result
 from features.services import ServiceContext
 from protocol import codec
 from protocol.addresses import is_loopback
-from protocol.errors import FolkmootError, RemoteProtocolError
+from protocol.codec import COUNT_MAX
+from protocol.errors import RemoteProtocolError, UserError
+from protocol.limits import NAME_CHARACTERS_MAX
 from storage.api_key_store import ApiKey
 from training.round_context import TrainingPeer
 from web.calls import BytesReply, FieldType, HeldReply, HttpProblem, Json
@@ -44,6 +47,7 @@ OBJECT: Final = FieldType("a JSON object", {"type": "object"}, lambda value: isi
 LOCAL_PROGRAMS: Final = ApiKey("", 0, 64, 1 << 40, 1 << 40)
 # Values of a LoRA configuration that the client leaves out, as in the SDK.
 RANK, SEED = 32, 0
+SEEDS: Final = COUNT_MAX + 1  # number of seeds of a job; other whole numbers are taken modulo this number
 
 
 @dataclass
@@ -170,12 +174,12 @@ class TinkerApi:
         if known is None and await trio.to_thread.run_sync(self._store.count_models, owner) >= key.models_max:
             payload = f"the key {key.name!r} has {key.models_max} models, its quota: end a session".encode()
         elif optimizer_config.get("type", "adamw") != "adamw":
-            payload = f"optimizer {optimizer_config['type']!r} is not supported: use 'adamw'".encode()
+            payload = f"optimizer {reprlib.repr(optimizer_config['type'])} is not supported: use 'adamw'".encode()
         else:
             try:
                 payload = codec.encode(_create_request(base_model, lora_config))
                 kind = RequestKind.CREATE
-            except FolkmootError as error:
+            except UserError as error:
                 payload = str(error).encode()
         await trio.to_thread.run_sync(self._store.add_model, model, session_id, owner)
         await self._add(key, model, CREATE_NUMBER, kind, payload)
@@ -221,7 +225,7 @@ class TinkerApi:
         kind, payload = RequestKind.STEP, b""
         try:
             payload = codec.encode(_optimizer_step(adam_params, optimizer_params))
-        except FolkmootError as error:
+        except UserError as error:
             kind, payload = RequestKind.INVALID, str(error).encode()
         await self._add(key, model_id, seq_id, kind, payload)
         return {"request_id": request_id(model_id, seq_id), "model_id": model_id}
@@ -270,17 +274,24 @@ def owner_of(key: ApiKey) -> str:
 
 
 def _create_request(base: str, lora: Json) -> CreateModel:
+    """Return the payload of a request that creates a model. Raises `UserError` for an invalid value."""
     rank, seed = lora.get("rank", RANK), lora.get("seed")
-    for name, value in (("rank", rank), ("seed", SEED if seed is None else seed)):
-        if type(value) is not int or value < 0:
-            raise RemoteProtocolError("mistyped", f"{name} must be a whole number, not {value!r}")
+    if not 0 < len(base) <= NAME_CHARACTERS_MAX:
+        raise UserError(
+            f"base_model {reprlib.repr(base)} has {len(base)} characters: a name or id of a job has 1 to {NAME_CHARACTERS_MAX}"
+        )
+    if type(rank) is not int or not 0 < rank <= RANK_MAX:
+        raise UserError(f"rank must be a whole number in 1..{RANK_MAX}, not {reprlib.repr(rank)}")
+    if type(seed) is not int and seed is not None:
+        raise UserError(f"seed must be a whole number, not {reprlib.repr(seed)}")
     flags = [lora.get(name, True) is not False for name in ("train_attn", "train_mlp", "train_unembed")]
-    return CreateModel(base, rank, SEED if seed is None else seed, *flags)
+    return CreateModel(base, rank, (SEED if seed is None else seed) % SEEDS, *flags)
 
 
 def _optimizer_step(adam: Json, other: Json) -> OptimizerStep:
+    """Return the terms of a step. Raises `UserError` for an invalid value."""
     if other:
-        raise RemoteProtocolError("unsupported", f"optimizer {other.get('type')!r} is not supported: use AdamParams")
+        raise UserError(f"optimizer {reprlib.repr(other.get('type'))} is not supported: use AdamParams")
     # Names and defaults of the SDK's AdamParams.
     usual = {
         "learning_rate": 1e-4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12, "weight_decay": 0.0, "grad_clip_norm": 0.0
@@ -289,11 +300,14 @@ def _optimizer_step(adam: Json, other: Json) -> OptimizerStep:
     for name, default in usual.items():
         value = adam.get(name, default)
         if type(value) not in (int, float):
-            raise RemoteProtocolError("mistyped", f"{name} must be a number, not {value!r}")
-        values.append(float(value))
+            raise UserError(f"{name} must be a number, not {reprlib.repr(value)}")
+        try:
+            values.append(float(value))
+        except OverflowError:
+            raise UserError(f"{name} is too large: {reprlib.repr(value)}") from None
     step = OptimizerStep(*values)
     if problem := step.problem():
-        raise RemoteProtocolError("mistyped", problem)
+        raise UserError(problem)
     return step
 
 
