@@ -67,7 +67,10 @@ class RequestStore(ServiceDatabase):
         self._database.execute("INSERT OR IGNORE INTO models VALUES (?, ?, ?, NULL)", (model, session, owner))
 
     def count_models(self, owner: str) -> int:
-        ((count,),) = self._database.execute("SELECT COUNT(*) FROM models WHERE owner = ?", (owner,))
+        """Return the number of an owner's models without those whose creation failed."""
+        failed = "SELECT model FROM requests WHERE number = ? AND outcome IN ('client-fault', 'gateway-fault')"
+        query = f"SELECT COUNT(*) FROM models WHERE owner = ? AND model NOT IN ({failed})"
+        ((count,),) = self._database.execute(query, (owner, CREATE_NUMBER))
         return int(count)
 
     def stored_bytes(self, owner: str) -> int:

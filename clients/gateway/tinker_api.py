@@ -169,7 +169,7 @@ class TinkerApi:
         model, owner = f"{session_id}:train:{model_seq_id}", owner_of(key)
         known = await trio.to_thread.run_sync(self._store.find_model, model)
         if known is not None and known.owner != owner:
-            raise HttpProblem("refused", f"session {session_id!r} belongs to another key")
+            raise HttpProblem("not-found", f"session {session_id!r} belongs to another key")
         kind, payload = RequestKind.INVALID, b""
         if known is None and await trio.to_thread.run_sync(self._store.count_models, owner) >= key.models_max:
             payload = f"the key {key.name!r} has {key.models_max} models, its quota: end a session".encode()
@@ -189,7 +189,7 @@ class TinkerApi:
         self._admit(key, host)
         await self._require_model(key, model_id)
         request = await trio.to_thread.run_sync(self._store.find_request, model_id, CREATE_NUMBER)
-        if request is None or request.kind is not RequestKind.CREATE:
+        if request is None or request.kind is not RequestKind.CREATE or request.outcome in FAULT_CATEGORIES:
             raise HttpProblem("not-found", f"model {model_id!r} was not created: see the failure of create_model")
         said = codec.decode(CreateModel, request.payload)
         return {
@@ -210,7 +210,10 @@ class TinkerApi:
         except RemoteProtocolError as error:  # it names no model or no number, so no future can fail
             raise HttpProblem("malformed", error.detail) from None
         kind, payload = RequestKind.INVALID, (request.problem or "").encode()
-        if request.body is not None:
+        await self._require_model(key, request.model_id)
+        # A repeated request costs no tokens.
+        known = await trio.to_thread.run_sync(self._store.find_request, request.model_id, request.seq_id)
+        if known is None and request.body is not None:
             refusal = self.desk.api_keys.spend_tokens(key, request.body.tokens, time.monotonic())
             payload = (refusal or "").encode() or await trio.to_thread.run_sync(codec.encode, request.body)
             if not refusal:
@@ -243,12 +246,14 @@ class TinkerApi:
     async def retrieve_future(self, key: ApiKey, host: str, request_id: str) -> Json | BytesReply | HeldReply:
         self._admit(key, host)
         model, _, number = request_id.rpartition("#")
+        if await trio.to_thread.run_sync(self._store.find_model, model) is None:
+            raise HttpProblem("gone", f"no request {request_id!r}")
+        await self._require_model(key, model)
         request = None
-        if number.isascii() and number.isdecimal() and int(number) <= SEQ_ID_MAX:
+        if number.isascii() and number.isdecimal() and len(number) <= len(str(SEQ_ID_MAX)):
             request = await trio.to_thread.run_sync(self._store.find_request, model, int(number))
         if request is None:
             raise HttpProblem("gone", f"no request {request_id!r}")
-        await self._require_model(key, model)
         return _future_reply(request)
 
 
