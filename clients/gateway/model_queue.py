@@ -27,7 +27,7 @@ from protocol.messages import Name
 # the next call for long.
 GAP_SECONDS: Final = 10.0
 
-# Requests before a decided step whose results stay. A client waits for at most some hundred results at once.
+# Requests before the last one whose results stay. A client waits for at most some hundred results at once.
 REQUESTS_KEPT: Final = 1_024
 
 LATE: Final = "request {} arrived after request {} was computed: requests are computed in the order of their numbers"
@@ -76,7 +76,8 @@ class ModelQueue:
             outcome, result = await self._compute(request)
             await trio.to_thread.run_sync(self._store.set_outcome, self.model, request.number, outcome, result)
             if request.kind is RequestKind.STEP:
-                await trio.to_thread.run_sync(self._store.drop_before, self.model, request.number - REQUESTS_KEPT)
+                await trio.to_thread.run_sync(self._store.drop_bodies, self.model, request.number)
+            await trio.to_thread.run_sync(self._store.drop_before, self.model, request.number - REQUESTS_KEPT)
             self._announce(self.model, request.number)
 
     async def _wait_for_request(self) -> StoredRequest:

@@ -124,15 +124,21 @@ class RequestStore(ServiceDatabase):
     def set_step(self, model: str, number: int, step: int) -> None:
         self._database.execute("UPDATE requests SET step = ? WHERE model = ? AND number = ?", (step, model, number))
 
-    def drop_before(self, model: str, number: int) -> None:
-        """Delete the requests before this number, except the first one, which describes the model."""
+    def drop_bodies(self, model: str, number: int) -> None:
+        """Delete the payloads of the gradients before this number, whose step is decided. Their results stay."""
         self._database.execute(
-            "DELETE FROM requests WHERE model = ? AND number > ? AND number < ?", (model, CREATE_NUMBER, number)
+            "UPDATE requests SET payload = x'' WHERE model = ? AND kind = 'gradient' AND number < ?", (model, number)
         )
 
+    def drop_before(self, model: str, number: int) -> None:
+        """Delete the requests before this number whose payloads are deleted."""
+        self._database.execute("DELETE FROM requests WHERE model = ? AND number < ? AND payload = x''", (model, number))
+
     def set_outcome(self, model: str, number: int, outcome: Outcome, result: bytes) -> None:
-        changed = outcome.value, result, model, number
-        self._database.execute("UPDATE requests SET outcome = ?, result = ? WHERE model = ? AND number = ?", changed)
+        """Store the outcome of a request, and delete its payload unless it is read again: by a step, or in `get_info`."""
+        payload = "CASE WHEN kind = 'create' OR kind = 'gradient' AND ?1 = 'done' THEN payload ELSE x'' END"
+        query = f"UPDATE requests SET outcome = ?1, result = ?2, payload = {payload} WHERE model = ?3 AND number = ?4"
+        self._database.execute(query, (outcome.value, result, model, number))
 
     def _select(self, condition: str, *values: Any, most: int = -1) -> list[StoredRequest]:
         columns = "model, number, kind, payload, outcome, result, step"

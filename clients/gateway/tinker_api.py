@@ -237,7 +237,8 @@ class TinkerApi:
         """Store a request durably, and let its queue compute it. A request beyond the key's quota of bytes becomes invalid."""
         await self._require_model(key, model)
         stored = await trio.to_thread.run_sync(self._store.stored_bytes, owner_of(key))
-        if stored + len(payload) > key.stored_bytes_max:
+        # A step is always allowed, because it frees the bytes of its gradients.
+        if kind is not RequestKind.STEP and stored + len(payload) > key.stored_bytes_max:
             kind = RequestKind.INVALID
             payload = f"the key {key.name!r} stores {stored:,} bytes, its quota is {key.stored_bytes_max:,}".encode()
         await trio.to_thread.run_sync(self._store.add_request, model, number, kind, payload)
