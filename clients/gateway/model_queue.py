@@ -16,7 +16,7 @@ import trio
 from clients.gateway.client_runs import ClientRuns, LossReport
 from clients.gateway.request_store import Outcome, RequestKind, RequestStore, StoredRequest
 from clients.ledger.clients_module import StepOutcome
-from clients.records import BODY_BYTES_MAX, OptimizerStep, RequestBody
+from clients.records import BODY_BYTES_MAX, ListedBody, OptimizerStep, RequestBody
 from protocol import codec
 from protocol.codec import Count
 from protocol.errors import FolkmootError, UserError
@@ -136,19 +136,30 @@ class ModelQueue:
         if not gradients:
             raise UserError("this step has no gradient: call forward_backward before optim_step")
         bodies = [codec.decode(RequestBody, each.payload, BODY_BYTES_MAX) for each in gradients]
-        listed = [await self._runs.store_body(body) for body in bodies]
-        step = request.step
-        if step is None:
-            step = self._runs.find_run(job).next_step
-            await trio.to_thread.run_sync(self._store.set_step, self.model, request.number, step)
-        if not self._runs.is_step_requested(job, step):  # A gateway that was restarted may have requested it before.
-            optimizer = codec.decode(OptimizerStep, request.payload)
-            await self._runs.request_step(job, step, listed, sum(body.tokens for body in bodies), optimizer)
+        listed = list[ListedBody]()
         try:
+            for body in bodies:
+                listed.append(await self._runs.store_body(body))
+            step = request.step
+            if step is None:
+                step = self._runs.find_run(job).next_step
+                await trio.to_thread.run_sync(self._store.set_step, self.model, request.number, step)
+            await self._request_step(job, step, listed, sum(body.tokens for body in bodies), request)
             return await self._runs.wait_for_outcome(job, step)
         finally:
             for each in listed:
-                await trio.to_thread.run_sync(self._runs.delete_body, each)
+                await self._runs.delete_body(each)
+
+    async def _request_step(self, job: bytes, step: int, listed: list[ListedBody], tokens: int, request: StoredRequest) -> None:
+        """Request a step, unless this gateway requested it before it was restarted."""
+        if self._runs.is_step_requested(job, step):
+            return
+        try:
+            await self._runs.request_step(job, step, listed, tokens, codec.decode(OptimizerStep, request.payload))
+        except UserError:
+            # A request of the process before this one may be decided first. The ledger then refuses the second one.
+            if not self._runs.is_step_requested(job, step):
+                raise
 
     async def _job(self) -> bytes:
         model = await trio.to_thread.run_sync(self._store.find_model, self.model)
