@@ -19,7 +19,7 @@ from clients.ledger.clients_module import StepOutcome
 from clients.records import BODY_BYTES_MAX, ListedBody, OptimizerStep, RequestBody
 from protocol import codec
 from protocol.codec import Count
-from protocol.errors import FolkmootError, UserError
+from protocol.errors import FolkmootError, StorageError, UserError
 from protocol.messages import Name
 
 # Seconds for which a missing number holds up later ones. Numbers are in order for clients that obey the flag
@@ -101,11 +101,14 @@ class ModelQueue:
     async def _compute(self, request: StoredRequest) -> tuple[Outcome, bytes]:
         try:
             return Outcome.DONE, await self._answer(request)
-        except UserError as error:
-            return Outcome.CLIENT_FAULT, str(error).encode()
         except FolkmootError as error:
+            if isinstance(error, UserError) and not isinstance(error, StorageError):
+                return Outcome.CLIENT_FAULT, str(error).encode()
             log.warning("request %d of %s failed: %s", request.number, self.model, error)
             return Outcome.GATEWAY_FAULT, str(error).encode()
+        except Exception:  # a bug of ours in one request must not stop the peer: the log describes the bug
+            log.exception("request %d of %s failed", request.number, self.model)
+            return Outcome.GATEWAY_FAULT, b"internal error of the gateway: its log has the details"
 
     async def _answer(self, request: StoredRequest) -> bytes:
         match request.kind:
