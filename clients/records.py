@@ -25,6 +25,7 @@ MANIFEST_BYTES_MAX: Final = 64 * BODIES_MAX
 TOKEN_BYTES: Final = 2  # bytes of a token id, little-endian: a vocabulary has at most 65,536 tokens
 FLOAT_BYTES: Final = 4  # bytes of a number of an example's inputs, float32, little-endian
 EPSILON_MIN: Final = 1e-15  # least epsilon of AdamW: a smaller one would let zero gradients divide by zero
+RANK_MAX: Final = 1_024  # largest rank of an adapter; a model's width is the usual bound, and it is smaller
 RATE_MAX: Final = 10.0
 WEIGHT_DECAY_MAX: Final = 100.0
 CLIP_MAX: Final = 1e9
@@ -203,7 +204,7 @@ def loss_millionths(loss: float) -> int | None:
 class AdapterSettings:
     """Settings of a run's trained tensors."""
 
-    rank: Annotated[int, Between(1, 1_024)] = 32
+    rank: Annotated[int, Between(1, RANK_MAX)] = 32
     """Rank of each adapter."""
     train_attn: bool = True
     """True if the matrices of attention have adapters."""

@@ -6,6 +6,7 @@ All methods of `ClientRuns` raise `UserError` for a fault of the client, with th
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,9 @@ class LossReport:
 class ClientRuns:
     def __init__(self, peer: TrainingPeer) -> None:
         self._peer = peer
+        # Number of undecided steps that list a request body, by its digest: several models may compute the same request.
+        self._listed = Counter[bytes]()
+        self._bodies_lock = trio.Lock()
 
     def list_bases(self) -> list[tuple[str, int]]:
         """Return the name and the context of each finished job whose model can have adapters."""
@@ -103,11 +107,21 @@ class ClientRuns:
     async def store_body(self, body: RequestBody) -> ListedBody:
         """Store a request body durably, so that other trainers can fetch it, and return its entry of a manifest."""
         data = codec.encode(body)
-        return ListedBody(await trio.to_thread.run_sync(self._peer.blobs.add_bytes, data), len(data))
+        async with self._bodies_lock:
+            digest = await trio.to_thread.run_sync(self._peer.blobs.add_bytes, data)
+            self._listed[digest] += 1
+        return ListedBody(digest, len(data))
 
-    def delete_body(self, listed: ListedBody) -> None:
-        """Delete a request body whose step is decided. Other peers have deleted it with the round."""
-        self._peer.blobs.delete_blob(listed.digest)
+    async def delete_body(self, listed: ListedBody) -> None:
+        """Delete a stored request body whose step is decided, unless another step lists it.
+
+        Other peers have deleted it with the round.
+        """
+        async with self._bodies_lock:
+            self._listed[listed.digest] -= 1
+            if not self._listed[listed.digest]:
+                del self._listed[listed.digest]
+                await trio.to_thread.run_sync(self._peer.blobs.delete_blob, listed.digest)
 
     async def request_step(
         self, key: bytes, number: int, bodies: Sequence[ListedBody], tokens: int, optimizer: OptimizerStep

@@ -8,7 +8,7 @@ from clients.gateway.sample_request import NOT_COMPUTED
 from clients.gateway.tinker_api import OBJECT, TinkerApi
 from clients.wire.gradient_request import SEQ_ID_MAX
 from features.services import ServiceContext
-from web.calls import LINE, FieldType, RequestField, integer_type
+from web.calls import LINE, TEXT, FieldType, RequestField, integer_type
 from web.routes import ClientClass, Route, RouteHandlers, RouteReply, RouteSet
 
 PREFIX: Final = "/tinker"
@@ -94,7 +94,7 @@ ROUTES: Final = RouteSet(
             FUTURE,
             RequestField("session_id", LINE),
             RequestField("model_seq_id", NUMBER),
-            RequestField("base_model", LINE),
+            RequestField("base_model", TEXT),
             RequestField("lora_config", OBJECT, default={}),
             RequestField("optimizer_config", OBJECT, default={}),
         ),

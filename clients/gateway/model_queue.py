@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import trio
@@ -17,18 +17,21 @@ from clients.gateway.client_runs import ClientRuns, LossReport
 from clients.gateway.request_store import Outcome, RequestKind, RequestStore, StoredRequest
 from clients.gateway.samplers import Samplers
 from clients.ledger.clients_module import StepOutcome
-from clients.records import BODY_BYTES_MAX, OptimizerStep, RequestBody
+from clients.records import BODY_BYTES_MAX, ListedBody, OptimizerStep, RequestBody
 from protocol import codec
 from protocol.codec import Count
-from protocol.errors import FolkmootError, UserError
+from protocol.errors import FolkmootError, StorageError, UserError
 from protocol.messages import Name
 
-# Seconds for which a missing number holds up later ones. The parts of a batch arrive within seconds. A request that never arrived
-# was too large, or its connection broke.
-GAP_SECONDS: Final = 60.0
+# Seconds for which a missing number holds up later ones. Numbers are in order for clients that obey the flag
+# `parallel_fwdbwd_chunks: false`. A number that is never sent, because the client failed to encode the request, must not hold up
+# the next call for long.
+GAP_SECONDS: Final = 10.0
 
-# Requests before a decided step whose results stay. A client waits for at most some hundred results at once.
+# Requests before the last one whose results stay. A client waits for at most some hundred results at once.
 REQUESTS_KEPT: Final = 1_024
+
+LATE: Final = "request {} arrived after request {} was computed: requests are computed in the order of their numbers"
 
 log = logging.getLogger("site")
 
@@ -84,38 +87,43 @@ class ModelQueue:
     async def run(self) -> None:
         """Compute requests until cancelled."""
         while True:
-            number = await trio.to_thread.run_sync(self._store.next_number, self.model)
-            request = await self._wait_for_request(number)
+            request = await self._wait_for_request()
             outcome, result = await self._compute(request)
-            await trio.to_thread.run_sync(self._store.set_outcome, self.model, number, outcome, result)
+            await trio.to_thread.run_sync(self._store.set_outcome, self.model, request.number, outcome, result)
             if request.kind is RequestKind.STEP:
-                await trio.to_thread.run_sync(self._store.drop_before, self.model, number - REQUESTS_KEPT)
-            self._announce(self.model, number)
+                await trio.to_thread.run_sync(self._store.drop_bodies, self.model, request.number)
+            await trio.to_thread.run_sync(self._store.drop_before, self.model, request.number - REQUESTS_KEPT)
+            self._announce(self.model, request.number)
 
-    async def _wait_for_request(self, number: int) -> StoredRequest:
-        """Return the request with this number. If it is missing for `GAP_SECONDS` while later ones wait, it becomes invalid."""
+    async def _wait_for_request(self) -> StoredRequest:
+        """Return the next request. While earlier numbers are missing, wait for them for at most `GAP_SECONDS`."""
         deadline: float | None = None
         while True:
             added = self._added = trio.Event()
-            request = await trio.to_thread.run_sync(self._store.find_request, self.model, number)
+            last = await trio.to_thread.run_sync(self._store.last_number, self.model)
+            request = await trio.to_thread.run_sync(self._store.find_pending, self.model)
             if request is not None:
-                return request
-            if deadline is None and await trio.to_thread.run_sync(self._store.has_later_request, self.model, number):
-                deadline = trio.current_time() + GAP_SECONDS
-            with trio.move_on_at(deadline if deadline is not None else float("inf")) as scope:
+                if request.number < last:
+                    late = LATE.format(request.number, last).encode()
+                    await trio.to_thread.run_sync(self._store.refuse_request, self.model, request.number, late)
+                    return replace(request, kind=RequestKind.INVALID, payload=late)
+                deadline = trio.current_time() + GAP_SECONDS if deadline is None else deadline
+                if request.number == last + 1 or trio.current_time() >= deadline:
+                    return request
+            with trio.move_on_at(deadline if deadline is not None else float("inf")):
                 await added.wait()
-            if scope.cancelled_caught:
-                missing = f"request {number} did not arrive within {GAP_SECONDS:.0f} s, although later ones did".encode()
-                await trio.to_thread.run_sync(self._store.add_request, self.model, number, RequestKind.INVALID, missing)
 
     async def _compute(self, request: StoredRequest) -> tuple[Outcome, bytes]:
         try:
             return Outcome.DONE, await self._answer(request)
-        except UserError as error:
-            return Outcome.CLIENT_FAULT, str(error).encode()
         except FolkmootError as error:
+            if isinstance(error, UserError) and not isinstance(error, StorageError):
+                return Outcome.CLIENT_FAULT, str(error).encode()
             log.warning("request %d of %s failed: %s", request.number, self.model, error)
             return Outcome.GATEWAY_FAULT, str(error).encode()
+        except Exception:  # a bug of ours in one request must not stop the peer: the log describes the bug
+            log.exception("request %d of %s failed", request.number, self.model)
+            return Outcome.GATEWAY_FAULT, b"internal error of the gateway: its log has the details"
 
     async def _answer(self, request: StoredRequest) -> bytes:
         match request.kind:
@@ -150,19 +158,30 @@ class ModelQueue:
         if not gradients:
             raise UserError("this step has no gradient: call forward_backward before optim_step")
         bodies = [codec.decode(RequestBody, each.payload, BODY_BYTES_MAX) for each in gradients]
-        listed = [await self._runs.store_body(body) for body in bodies]
-        step = request.step
-        if step is None:
-            step = self._runs.find_run(job).next_step
-            await trio.to_thread.run_sync(self._store.set_step, self.model, request.number, step)
-        if not self._runs.is_step_requested(job, step):  # A gateway that was restarted may have requested it before.
-            optimizer = codec.decode(OptimizerStep, request.payload)
-            await self._runs.request_step(job, step, listed, sum(body.tokens for body in bodies), optimizer)
+        listed = list[ListedBody]()
         try:
+            for body in bodies:
+                listed.append(await self._runs.store_body(body))
+            step = request.step
+            if step is None:
+                step = self._runs.find_run(job).next_step
+                await trio.to_thread.run_sync(self._store.set_step, self.model, request.number, step)
+            await self._request_step(job, step, listed, sum(body.tokens for body in bodies), request)
             return await self._runs.wait_for_outcome(job, step)
         finally:
             for each in listed:
-                await trio.to_thread.run_sync(self._runs.delete_body, each)
+                await self._runs.delete_body(each)
+
+    async def _request_step(self, job: bytes, step: int, listed: list[ListedBody], tokens: int, request: StoredRequest) -> None:
+        """Request a step, unless this gateway requested it before it was restarted."""
+        if self._runs.is_step_requested(job, step):
+            return
+        try:
+            await self._runs.request_step(job, step, listed, tokens, codec.decode(OptimizerStep, request.payload))
+        except UserError:
+            # A request of the process before this one may be decided first. The ledger then refuses the second one.
+            if not self._runs.is_step_requested(job, step):
+                raise
 
     async def _job(self) -> bytes:
         model = await trio.to_thread.run_sync(self._store.find_model, self.model)

@@ -80,7 +80,10 @@ class RequestStore(ServiceDatabase):
         self._database.execute("INSERT OR IGNORE INTO models VALUES (?, ?, ?, NULL)", (model, session, owner))
 
     def count_models(self, owner: str) -> int:
-        ((count,),) = self._database.execute("SELECT COUNT(*) FROM models WHERE owner = ?", (owner,))
+        """Return the number of an owner's models without those whose creation failed."""
+        failed = "SELECT model FROM requests WHERE number = ? AND outcome IN ('client-fault', 'gateway-fault')"
+        query = f"SELECT COUNT(*) FROM models WHERE owner = ? AND model NOT IN ({failed})"
+        ((count,),) = self._database.execute(query, (owner, CREATE_NUMBER))
         return int(count)
 
     def stored_bytes(self, owner: str) -> int:
@@ -122,16 +125,16 @@ class RequestStore(ServiceDatabase):
         found = self._select("model = ? AND number = ?", model, number)
         return found[0] if found else None
 
-    def next_number(self, model: str) -> int:
-        """Return the number after the last request with an outcome."""
+    def last_number(self, model: str) -> int:
+        """Return the largest number of a request with an outcome, or the number before the first request."""
         query = "SELECT MAX(number) FROM requests WHERE model = ? AND outcome != 'pending'"
         ((last,),) = self._database.execute(query, (model,))
-        return CREATE_NUMBER if last is None else int(last) + 1
+        return CREATE_NUMBER - 1 if last is None else int(last)
 
-    def has_later_request(self, model: str, number: int) -> bool:
-        query = "SELECT EXISTS (SELECT 1 FROM requests WHERE model = ? AND number > ?)"
-        ((exists,),) = self._database.execute(query, (model, number))
-        return bool(exists)
+    def find_pending(self, model: str) -> StoredRequest | None:
+        """Return the request without an outcome that has the least number."""
+        found = self._select("model = ? AND outcome = 'pending'", model, most=1)
+        return found[0] if found else None
 
     def gradients_since_step(self, model: str, number: int) -> list[StoredRequest]:
         """Return the computed requests for gradients between the last request for a step and request `number`, in order."""
@@ -139,20 +142,32 @@ class RequestStore(ServiceDatabase):
         condition = f"model = ? AND number < ? AND kind = 'gradient' AND outcome = 'done' AND number > {since}"
         return self._select(condition, model, number, model, number)
 
+    def refuse_request(self, model: str, number: int, fault: bytes) -> None:
+        """Make a request invalid, so that it is none of the steps and gradients of its model."""
+        changed = RequestKind.INVALID.value, fault, model, number
+        self._database.execute("UPDATE requests SET kind = ?, payload = ? WHERE model = ? AND number = ?", changed)
+
     def set_step(self, model: str, number: int, step: int) -> None:
         self._database.execute("UPDATE requests SET step = ? WHERE model = ? AND number = ?", (step, model, number))
 
-    def drop_before(self, model: str, number: int) -> None:
-        """Delete the requests before this number, except the first one, which describes the model."""
+    def drop_bodies(self, model: str, number: int) -> None:
+        """Delete the payloads of the gradients before this number, whose step is decided. Their results stay."""
         self._database.execute(
-            "DELETE FROM requests WHERE model = ? AND number > ? AND number < ?", (model, CREATE_NUMBER, number)
+            "UPDATE requests SET payload = x'' WHERE model = ? AND kind = 'gradient' AND number < ?", (model, number)
         )
 
-    def set_outcome(self, model: str, number: int, outcome: Outcome, result: bytes) -> None:
-        changed = outcome.value, result, model, number
-        self._database.execute("UPDATE requests SET outcome = ?, result = ? WHERE model = ? AND number = ?", changed)
+    def drop_before(self, model: str, number: int) -> None:
+        """Delete the requests before this number whose payloads are deleted."""
+        self._database.execute("DELETE FROM requests WHERE model = ? AND number < ? AND payload = x''", (model, number))
 
-    def _select(self, condition: str, *values: Any) -> list[StoredRequest]:
+    def set_outcome(self, model: str, number: int, outcome: Outcome, result: bytes) -> None:
+        """Store the outcome of a request, and delete its payload unless it is read again: by a step, or in `get_info`."""
+        payload = "CASE WHEN kind = 'create' OR kind = 'gradient' AND ?1 = 'done' THEN payload ELSE x'' END"
+        query = f"UPDATE requests SET outcome = ?1, result = ?2, payload = {payload} WHERE model = ?3 AND number = ?4"
+        self._database.execute(query, (outcome.value, result, model, number))
+
+    def _select(self, condition: str, *values: Any, most: int = -1) -> list[StoredRequest]:
         columns = "model, number, kind, payload, outcome, result, step"
-        rows = self._database.execute(f"SELECT {columns} FROM requests WHERE {condition} ORDER BY number", values)
+        query = f"SELECT {columns} FROM requests WHERE {condition} ORDER BY number LIMIT ?"
+        rows = self._database.execute(query, (*values, most))
         return [StoredRequest(row[0], row[1], RequestKind(row[2]), row[3], Outcome(row[4]), row[5], row[6]) for row in rows]

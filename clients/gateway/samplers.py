@@ -52,7 +52,7 @@ class Samplers:
         store: RequestStore,
         folder: Path,
         announce: Callable[[str], None],
-        spawn: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
+        spawn: Callable[[Callable[[], Awaitable[None]]], None],
     ) -> None:
         """`announce` is called with the name of each request that has a result. `spawn` runs a function in a task of its own."""
         self._peer, self._store, self._folder, self._announce, self._spawn = peer, store, folder, announce, spawn
@@ -111,7 +111,7 @@ class Samplers:
         except UserError as error:
             self._store_result(name, SampleFault(str(error), is_of_client=True))
             return
-        await self._spawn(lambda: self._compute(name, sampler, job, request))
+        self._spawn(lambda: self._compute(name, sampler, job, request))
 
     async def _compute(self, name: str, sampler: StoredSampler, job: Job, request: SampleRequest) -> None:
         try:

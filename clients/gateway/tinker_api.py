@@ -7,6 +7,8 @@ that are refused by HTTP, and waits for ever for the parts of a batch.
 from __future__ import annotations
 
 import json
+import math
+import reprlib
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -29,13 +31,15 @@ from clients.gateway.request_store import (
 )
 from clients.gateway.samplers import SampleFault, Samplers
 from clients.ledger.clients_module import StepOutcome
-from clients.records import OptimizerStep, RequestBody
+from clients.records import RANK_MAX, OptimizerStep, RequestBody
 from clients.wire.gradient_request import SEQ_ID_MAX, decode_gradient_request
 from clients.wire.results import encode_gradient_result
 from features.services import ServiceContext
 from protocol import codec
 from protocol.addresses import is_loopback
-from protocol.errors import FolkmootError, RemoteProtocolError, UserError
+from protocol.codec import COUNT_MAX
+from protocol.errors import RemoteProtocolError, UserError
+from protocol.limits import NAME_CHARACTERS_MAX
 from storage.api_key_store import ApiKey
 from training.round_context import TrainingPeer
 from web.calls import BytesReply, FieldType, HeldReply, HttpProblem, Json
@@ -56,6 +60,7 @@ OBJECT: Final = FieldType("a JSON object", {"type": "object"}, lambda value: isi
 LOCAL_PROGRAMS: Final = ApiKey("", 0, 64, 1 << 40, 1 << 40)
 # Values of a LoRA configuration that the client leaves out, as in the SDK.
 RANK, SEED = 32, 0
+SEEDS: Final = COUNT_MAX + 1  # number of seeds of a job; other whole numbers are taken modulo this number
 
 
 @dataclass
@@ -68,9 +73,10 @@ class TinkerApi:
         self._runs = ClientRuns(peer)
         self._store = RequestStore(self.desk.folder)
         self._queues = dict[str, ModelQueue]()
-        self._tasks, self._new_tasks = trio.open_memory_channel[Task](0)
+        # Tasks that do not run yet. The quota of models and `samplers.WAITING_MAX` bound their number.
+        self._tasks, self._new_tasks = trio.open_memory_channel[Task](math.inf)
         self._encoders = ResultEncoders(created=_created, losses=_losses, step=_step, sampler=_sampler)
-        self._samplers = Samplers(peer, self._store, self.desk.folder / "samplers", self.held.announce, self._tasks.send)
+        self._samplers = Samplers(peer, self._store, self.desk.folder / "samplers", self.held.announce, self._tasks.send_nowait)
 
     def authorize(self, token: str) -> ApiKey:
         """Return the key with this secret. While no key exists, return `LOCAL_PROGRAMS`."""
@@ -95,13 +101,14 @@ class TinkerApi:
 
     async def run_tasks(self) -> None:
         """Compute the requests of all models, also those of an earlier process."""
+        for model in await trio.to_thread.run_sync(self._store.list_models):
+            self._queue(model.model)
         async with trio.open_nursery() as nursery:
-            for model in await trio.to_thread.run_sync(self._store.list_models):
-                nursery.start_soon(self._queue(model.model).run)
             async for task in self._new_tasks:
                 nursery.start_soon(task)
 
     def _queue(self, model: str) -> ModelQueue:
+        """Return the queue of a model. At its first use, it is made and begins to run."""
         queue = self._queues.get(model)
         if queue is None:
             queue = ModelQueue(
@@ -113,6 +120,7 @@ class TinkerApi:
                 lambda model, number: self.held.announce(request_id(model, number)),
             )
             self._queues[model] = queue
+            self._tasks.send_nowait(queue.run)
         return queue
 
     # Sessions --------------------------------------------------------------------------------------------------------
@@ -178,21 +186,19 @@ class TinkerApi:
         model, owner = f"{session_id}:train:{model_seq_id}", owner_of(key)
         known = await trio.to_thread.run_sync(self._store.find_model, model)
         if known is not None and known.owner != owner:
-            raise HttpProblem("forbidden", f"session {session_id!r} belongs to another key")
+            raise HttpProblem("not-found", f"session {session_id!r} belongs to another key")
         kind, payload = RequestKind.INVALID, b""
         if known is None and await trio.to_thread.run_sync(self._store.count_models, owner) >= key.models_max:
             payload = f"the key {key.name!r} has {key.models_max} models, its quota: end a session".encode()
         elif optimizer_config.get("type", "adamw") != "adamw":
-            payload = f"optimizer {optimizer_config['type']!r} is not supported: use 'adamw'".encode()
+            payload = f"optimizer {reprlib.repr(optimizer_config['type'])} is not supported: use 'adamw'".encode()
         else:
             try:
                 payload = codec.encode(_create_request(base_model, lora_config))
                 kind = RequestKind.CREATE
-            except FolkmootError as error:
+            except UserError as error:
                 payload = str(error).encode()
         await trio.to_thread.run_sync(self._store.add_model, model, session_id, owner)
-        if known is None:
-            await self._tasks.send(self._queue(model).run)
         await self._add(key, model, CREATE_NUMBER, kind, payload)
         return {"request_id": request_id(model, CREATE_NUMBER), "model_id": model}
 
@@ -200,7 +206,7 @@ class TinkerApi:
         self._admit(key, host)
         await self._require_model(key, model_id)
         request = await trio.to_thread.run_sync(self._store.find_request, model_id, CREATE_NUMBER)
-        if request is None or request.kind is not RequestKind.CREATE:
+        if request is None or request.kind is not RequestKind.CREATE or request.outcome in FAULT_CATEGORIES:
             raise HttpProblem("not-found", f"model {model_id!r} was not created: see the failure of create_model")
         said = codec.decode(CreateModel, request.payload)
         return {
@@ -221,7 +227,10 @@ class TinkerApi:
         except RemoteProtocolError as error:  # it names no model or no number, so no future can fail
             raise HttpProblem("malformed", error.detail) from None
         kind, payload = RequestKind.INVALID, (request.problem or "").encode()
-        if request.body is not None:
+        await self._require_model(key, request.model_id)
+        # A repeated request costs no tokens.
+        known = await trio.to_thread.run_sync(self._store.find_request, request.model_id, request.seq_id)
+        if known is None and request.body is not None:
             refusal = self.desk.api_keys.spend_tokens(key, request.body.tokens, time.monotonic())
             payload = (refusal or "").encode() or await trio.to_thread.run_sync(codec.encode, request.body)
             if not refusal:
@@ -236,7 +245,7 @@ class TinkerApi:
         kind, payload = RequestKind.STEP, b""
         try:
             payload = codec.encode(_optimizer_step(adam_params, optimizer_params))
-        except FolkmootError as error:
+        except UserError as error:
             kind, payload = RequestKind.INVALID, str(error).encode()
         await self._add(key, model_id, seq_id, kind, payload)
         return {"request_id": request_id(model_id, seq_id), "model_id": model_id}
@@ -245,7 +254,8 @@ class TinkerApi:
         """Store a request durably, and let its queue compute it. A request beyond the key's quota of bytes becomes invalid."""
         await self._require_model(key, model)
         stored = await trio.to_thread.run_sync(self._store.stored_bytes, owner_of(key))
-        if stored + len(payload) > key.stored_bytes_max:
+        # A step is always allowed, because it frees the bytes of its gradients.
+        if kind is not RequestKind.STEP and stored + len(payload) > key.stored_bytes_max:
             kind = RequestKind.INVALID
             payload = f"the key {key.name!r} stores {stored:,} bytes, its quota is {key.stored_bytes_max:,}".encode()
         await trio.to_thread.run_sync(self._store.add_request, model, number, kind, payload)
@@ -350,12 +360,14 @@ class TinkerApi:
         if SAMPLER_PART in model:
             await self._require_sampler(key, model)
             return self._samples_reply(request_id)
+        if await trio.to_thread.run_sync(self._store.find_model, model) is None:
+            raise HttpProblem("gone", f"no request {request_id!r}")
+        await self._require_model(key, model)
         request = None
-        if number.isascii() and number.isdecimal() and int(number) <= SEQ_ID_MAX:
+        if number.isascii() and number.isdecimal() and len(number) <= len(str(SEQ_ID_MAX)):
             request = await trio.to_thread.run_sync(self._store.find_request, model, int(number))
         if request is None:
             raise HttpProblem("gone", f"no request {request_id!r}")
-        await self._require_model(key, model)
         return _future_reply(request)
 
     def _samples_reply(self, name: str) -> Json | BytesReply | HeldReply:
@@ -400,17 +412,24 @@ def owner_of(key: ApiKey) -> str:
 
 
 def _create_request(base: str, lora: Json) -> CreateModel:
+    """Return the payload of a request that creates a model. Raises `UserError` for an invalid value."""
     rank, seed = lora.get("rank", RANK), lora.get("seed")
-    for name, value in (("rank", rank), ("seed", SEED if seed is None else seed)):
-        if type(value) is not int or value < 0:
-            raise RemoteProtocolError("mistyped", f"{name} must be a whole number, not {value!r}")
+    if not 0 < len(base) <= NAME_CHARACTERS_MAX:
+        raise UserError(
+            f"base_model {reprlib.repr(base)} has {len(base)} characters: a name or id of a job has 1 to {NAME_CHARACTERS_MAX}"
+        )
+    if type(rank) is not int or not 0 < rank <= RANK_MAX:
+        raise UserError(f"rank must be a whole number in 1..{RANK_MAX}, not {reprlib.repr(rank)}")
+    if type(seed) is not int and seed is not None:
+        raise UserError(f"seed must be a whole number, not {reprlib.repr(seed)}")
     flags = [lora.get(name, True) is not False for name in ("train_attn", "train_mlp", "train_unembed")]
-    return CreateModel(base, rank, SEED if seed is None else seed, *flags)
+    return CreateModel(base, rank, (SEED if seed is None else seed) % SEEDS, *flags)
 
 
 def _optimizer_step(adam: Json, other: Json) -> OptimizerStep:
+    """Return the terms of a step. Raises `UserError` for an invalid value."""
     if other:
-        raise RemoteProtocolError("unsupported", f"optimizer {other.get('type')!r} is not supported: use AdamParams")
+        raise UserError(f"optimizer {reprlib.repr(other.get('type'))} is not supported: use AdamParams")
     # Names and defaults of the SDK's AdamParams.
     usual = {
         "learning_rate": 1e-4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12, "weight_decay": 0.0, "grad_clip_norm": 0.0
@@ -419,11 +438,14 @@ def _optimizer_step(adam: Json, other: Json) -> OptimizerStep:
     for name, default in usual.items():
         value = adam.get(name, default)
         if type(value) not in (int, float):
-            raise RemoteProtocolError("mistyped", f"{name} must be a number, not {value!r}")
-        values.append(float(value))
+            raise UserError(f"{name} must be a number, not {reprlib.repr(value)}")
+        try:
+            values.append(float(value))
+        except OverflowError:
+            raise UserError(f"{name} is too large: {reprlib.repr(value)}") from None
     step = OptimizerStep(*values)
     if problem := step.problem():
-        raise RemoteProtocolError("mistyped", problem)
+        raise UserError(problem)
     return step
 
 

@@ -16,14 +16,25 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from clients.records import CONFIG_MAX, EXAMPLES_MAX, LOSS_DEFAULTS, TOKEN_BYTES, ClientLoss, Example, RequestBody
+from clients.records import (
+    CONFIG_MAX,
+    EXAMPLE_TOKENS_MAX,
+    EXAMPLES_MAX,
+    LOSS_DEFAULTS,
+    TOKEN_BYTES,
+    ClientLoss,
+    Example,
+    RequestBody,
+)
 from clients.wire.tensors import read_vector
 from clients.wire.wire_format import FieldReader, FieldTypes, WireType, read_double, read_text
 from protocol.errors import RemoteProtocolError
+from protocol.limits import NAME_CHARACTERS_MAX
 
 SEQ_ID_MAX: Final = (1 << 31) - 1  # The field is an int32.
 TOKEN_MAX: Final = (1 << 8 * TOKEN_BYTES) - 1
 TARGETS: Final = "target_tokens"  # input with the tokens that the model has to predict
+WEIGHTS: Final = "weights"  # optional input of `cross_entropy`
 
 
 class GradientField(enum.IntEnum):
@@ -57,19 +68,9 @@ class EncodedTextField(enum.IntEnum):
 
 
 VARINT, FIXED64, BYTES = WireType.VARINT, WireType.FIXED64, WireType.BYTES
-HEAD_TYPES: Final[FieldTypes] = {
-    GradientField.MODEL_ID: BYTES,
-    GradientField.SEQ_ID: VARINT,
-    GradientField.FORWARD_ONLY: VARINT,
-}
+HEAD_TYPES: Final[FieldTypes] = {GradientField.MODEL_ID: BYTES, GradientField.SEQ_ID: VARINT, GradientField.FORWARD_ONLY: VARINT}
 CONTENT_TYPES: Final[FieldTypes] = dict.fromkeys(
-    (
-        GradientField.DATA,
-        GradientField.LOSS_FN,
-        GradientField.LOSS_FN_CONFIG,
-        GradientField.LOSS_FN_CONFIG_V2,
-    ),
-    BYTES,
+    (GradientField.DATA, GradientField.LOSS_FN, GradientField.LOSS_FN_CONFIG, GradientField.LOSS_FN_CONFIG_V2), BYTES
 )
 SETTING_TYPES: Final[FieldTypes] = {SettingField.NUMBER: FIXED64, SettingField.TEXT: BYTES}
 EXAMPLE_TYPES: Final[FieldTypes] = dict.fromkeys(ExampleField, BYTES)
@@ -138,10 +139,10 @@ def _read_content(reader: FieldReader, message: memoryview) -> RequestBody:
             case GradientField.LOSS_FN:
                 loss = read_text(field.data)
             case GradientField.LOSS_FN_CONFIG:
-                name, number = reader.read_entry(field.data, FIXED64)
+                name, number = _read_named(reader, field.data, FIXED64)
                 config[name] = read_double(number)
             case GradientField.LOSS_FN_CONFIG_V2:
-                name, setting = reader.read_entry(field.data, BYTES)
+                name, setting = _read_named(reader, field.data, BYTES)
                 config_v2[name] = _read_setting(reader, name, setting)
         if max(len(config), len(config_v2)) > CONFIG_MAX:
             raise RemoteProtocolError("oversized", f"the loss has more than {CONFIG_MAX} settings")
@@ -149,8 +150,16 @@ def _read_content(reader: FieldReader, message: memoryview) -> RequestBody:
         raise RemoteProtocolError("unsupported", f"unknown loss {loss!r}: the losses are {', '.join(ClientLoss)}")
     if not examples:
         raise RemoteProtocolError("malformed", "the request has no examples")
+    if loss == ClientLoss.CROSS_ENTROPY:
+        examples = [_with_weights(example) for example in examples]
     # Clients send numbers in both maps, for the sake of older servers.
     return RequestBody(ClientLoss(loss), _changed_settings(ClientLoss(loss), config | config_v2), tuple(examples))
+
+
+def _with_weights(example: Example) -> Example:
+    """Return the example with the weight 1 for each target, if it has no weights: the SDK documents them as optional."""
+    ones = np.ones(example.length, dtype="<f4").tobytes()
+    return replace(example, inputs={WEIGHTS: ones} | example.inputs)
 
 
 def _changed_settings(loss: ClientLoss, config: dict[str, float]) -> dict[str, float]:
@@ -180,11 +189,15 @@ def _read_example(reader: FieldReader, message: memoryview) -> Example:
             tokens += _read_chunk(reader, chunks, field.data)
             chunks += 1
             continue
-        name, tensor = reader.read_entry(field.data, BYTES)
+        name, tensor = _read_named(reader, field.data, BYTES)
         try:
             vector = read_vector(reader, tensor)
         except RemoteProtocolError as error:
             raise RemoteProtocolError(error.reason, f"input {name!r}: {error.detail}") from None
+        if not (vector.size or name == TARGETS) or vector.size > EXAMPLE_TOKENS_MAX:
+            raise RemoteProtocolError(
+                "oversized", f"input {name!r} has {vector.size} numbers, expected 1 to {EXAMPLE_TOKENS_MAX}"
+            )
         if name != TARGETS:
             inputs[name] = vector.astype("<f4").tobytes()
         elif vector.dtype.kind != "i":
@@ -196,9 +209,20 @@ def _read_example(reader: FieldReader, message: memoryview) -> Example:
     targets = inputs.pop(TARGETS, None)
     if targets is None:
         raise RemoteProtocolError("malformed", f"the input {TARGETS!r} is missing")
-    if not tokens or not targets:
-        raise RemoteProtocolError("malformed", f"{len(tokens) // TOKEN_BYTES} tokens and {len(targets) // TOKEN_BYTES} targets")
+    count = len(tokens) // TOKEN_BYTES
+    if not tokens or not targets or count > EXAMPLE_TOKENS_MAX:
+        raise RemoteProtocolError("malformed", f"{count} tokens and {len(targets) // TOKEN_BYTES} targets")
     return Example(bytes(tokens), targets, inputs)
+
+
+def _read_named(reader: FieldReader, message: memoryview, value_type: WireType) -> tuple[str, memoryview]:
+    """Return the name and the value of a setting or an input."""
+    name, value = reader.read_entry(message, value_type)
+    if not 0 < len(name) <= NAME_CHARACTERS_MAX:
+        raise RemoteProtocolError(
+            "oversized", f"the name {name[:32]!r} has {len(name)} characters, not 1 to {NAME_CHARACTERS_MAX}"
+        )
+    return name, value
 
 
 def _read_chunk(reader: FieldReader, place: int, message: memoryview) -> bytes:

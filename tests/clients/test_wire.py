@@ -13,7 +13,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clients.records import EXAMPLES_MAX, LOSS_DEFAULTS, ClientLoss, Example, RequestBody
+from clients.records import EXAMPLE_TOKENS_MAX, EXAMPLES_MAX, LOSS_DEFAULTS, ClientLoss, Example, RequestBody
 from clients.wire.gradient_request import GradientRequest, decode_gradient_request
 from clients.wire.results import SampledSequence, StopReason, encode_gradient_result, encode_samples
 from clients.wire.wire_format import (
@@ -280,7 +280,25 @@ NAMED = [  # fields of an invalid request, and its problem
         second(datum(weights={"dense": floats([1.0, 2.0]), "dtype": FLOAT32, "shape": [3]})),
         "example 1: input 'weights': the tensor has the shape 3 and 2 numbers: its shape must be 2",
     ),
-    (second(datum(**{name: {"dtype": FLOAT32} for name in "abcdefghi"})), "example 1: the loss has more than 8 inputs"),
+    (
+        second(datum(**{name: {"dense": floats([1.0]), "dtype": FLOAT32} for name in "abcdefghi"})),
+        "example 1: the loss has more than 8 inputs",
+    ),
+    (second(datum(weights={"dtype": FLOAT32})), f"example 1: input 'weights' has 0 numbers, expected 1 to {EXAMPLE_TOKENS_MAX}"),
+    (
+        second(datum(weights={"dense": bytes(4 * EXAMPLE_TOKENS_MAX + 4), "dtype": FLOAT32})),
+        f"example 1: input 'weights' has {EXAMPLE_TOKENS_MAX + 1} numbers, expected 1 to {EXAMPLE_TOKENS_MAX}",
+    ),
+    (
+        second(datum({"encoded_text": {"tokens": bytes(4 * EXAMPLE_TOKENS_MAX)}})),
+        f"example 1: {EXAMPLE_TOKENS_MAX + 2} tokens and 2 targets",
+    ),
+    ({"loss_fn_config": {"y" * 65: 1.0}}, f"the name {'y' * 32!r} has 65 characters, not 1 to 64"),
+    (
+        second(datum(**{"y" * 65: {"dense": floats([1.0]), "dtype": FLOAT32}})),
+        f"example 1: the name {'y' * 32!r} has 65 characters, not 1 to 64",
+    ),
+    (second(datum(**{"": {"dense": floats([1.0]), "dtype": FLOAT32}})), "example 1: the name '' has 0 characters, not 1 to 64"),
 ]
 
 
@@ -292,6 +310,17 @@ def test_the_valid_request_of_these_tests_is_valid() -> None:
 @pytest.mark.parametrize(("fields", "problem"), NAMED)
 def test_the_problem_of_a_request_names_the_value_and_keeps_the_request(fields: dict[str, Any], problem: str) -> None:
     assert decode_gradient_request(request_with(**fields)) == GradientRequest(MODEL_ID, SEQ_ID, False, None, problem)
+
+
+def test_missing_weights_of_cross_entropy_are_ones_and_given_ones_stay() -> None:
+    given = datum(weights={"dense": floats([0.0, -2.0]), "dtype": FLOAT32})
+    read = decode_gradient_request(request_with(loss_fn="cross_entropy", data=[datum(), given])).body
+    assert read is not None and [example.inputs["weights"] for example in read.examples] == [
+        floats([1.0, 1.0]),
+        floats([0.0, -2.0]),
+    ]
+    other = decode_gradient_request(request_with(loss_fn="ppo")).body
+    assert other is not None and other.examples[0].inputs == {}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,282 @@
+"""A gateway over HTTP: a real daemon in a process of its own, with a real worker, and programs without the SDK."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from clients.gateway.model_queue import GAP_SECONDS
+from clients.records import ClientLoss, Example, RequestBody
+from protocol.api import TrainRequest
+from storage.api_key_store import ApiKey, ApiKeyStore
+from tests.clients.programs import PROTOBUF, Answer, Program, gradient_request, read_losses
+from tests.clients.runs import body, floats, tokens
+from tests.clients.test_daemon import MODEL, SETTINGS, certain
+from tests.clients.test_wire import CLASSES
+from tests.peer.processes import Daemon, command, daemons, poll
+from training.data.default_text import default_text
+from web.held_replies import HOLD_SECONDS
+
+pytestmark = pytest.mark.real("sockets, a daemon and its worker")
+BATCHES = [certain(body(examples=4, seed=seed)) for seed in range(3)]
+
+
+@dataclass
+class Gateway:
+    daemon: Daemon
+    port: int = 0
+
+    def start(self) -> None:
+        """Start the daemon, each time at the same address, and wait until it serves."""
+        written = self.daemon.directory / "services" / "serve" / "address"
+        written.unlink(missing_ok=True)
+        self.daemon.start("run", "--role", "full", "--web-listen", f"127.0.0.1:{self.port}")
+
+        async def is_served() -> bool:
+            return written.exists() and written.read_text() != ""
+
+        trio.run(self.daemon.answers)
+        trio.run(poll, is_served)
+        self.port = int(written.read_text().rpartition(":")[2])
+
+    async def train_base(self, folder: Path) -> None:
+        text = folder / "text"
+        text.write_bytes(default_text()[:20_000])
+        await self.daemon.client.start_job(TrainRequest("base", str(text), 2, 0, SETTINGS))
+
+        async def is_finished() -> bool:
+            return any(job.state == "finished" for job in await self.daemon.client.jobs())
+
+        await poll(is_finished)
+
+    def program(self, key: str = "tml-any") -> Program:
+        return Program("127.0.0.1", self.port, key).begin()
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    folder = tmp_path_factory.mktemp("gateway")
+    status, _, error = command("init", "--network", "lab", "--listen", "127.0.0.1:0", "--data-dir", str(folder / "peer"))
+    assert status == 0, error
+    with daemons([folder / "peer"]) as (daemon,):
+        made = Gateway(daemon)
+        made.start()
+        trio.run(made.train_base, folder)
+        yield made
+
+
+def test_a_loop_of_pipelined_requests_lowers_the_loss(gateway: Gateway) -> None:
+    program = gateway.program()
+    capabilities = program.send("GET", "get_server_capabilities").json["supported_models"]
+    assert [(model["model_name"], model["max_context_length"]) for model in capabilities] == [("base", MODEL["context"])]
+    model, losses = program.create_model(), []
+    assert model == f"{program.session}:train:0"
+    assert program.post("get_info", {"model_id": model}).json["lora_rank"] == 4
+    for step in range(3):
+        sent = [program.request_losses(model, 3 * step + 1 + part, BATCHES[part]) for part in range(2)]
+        accepted = program.request_step(model, 3 * step + 3)
+        loss = 0.0
+        for request, batch in zip(sent, BATCHES, strict=False):
+            result = program.result_of(request)
+            assert (result.status, result.content_type) == (200, PROTOBUF)
+            said, logprobs = read_losses(result.data)
+            assert [len(each) for each in logprobs] == [example.length for example in batch.examples]
+            assert said == pytest.approx(-sum(float(each.sum(dtype=np.float64)) for each in logprobs), rel=1e-6)
+            loss += said
+        assert program.result_of(accepted).json == {"metrics": {"round:max": step, "refused_rounds:max": 0}}
+        losses.append(loss)
+    assert losses == sorted(losses, reverse=True) and losses[-1] < 0.97 * losses[0]
+    # Losses alone have the same form, and add nothing to a step.
+    alone = read_losses(program.result_of(program.request_losses(model, 10, BATCHES[0], forward_only=True)).data)
+    assert len(alone[1]) == 4 and alone[0] < losses[0]
+    assert "no gradient" in program.result_of(program.request_step(model, 11)).fault
+
+
+def example(length: int = 2, token: int = 1, **inputs: list[float]) -> Example:
+    text = tokens([token] * length)
+    return Example(text, text, {name: floats(values) for name, values in ({"weights": [1.0] * length} | inputs).items()})
+
+
+def request(*examples: Example, loss: ClientLoss = ClientLoss.CROSS_ENTROPY, **config: float) -> RequestBody:
+    return RequestBody(loss, config, examples)
+
+
+def altered(change: Any) -> bytes:
+    """Return a valid request after a change of its first example. The test sets the model and the number."""
+    message = CLASSES["ForwardBackwardRequest"].FromString(gradient_request("m", 1, request(example(), example())))
+    change(message.data[0])
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def set_image(datum: Any) -> None:
+    datum.model_input.add().image.format = "png"
+
+
+def set_sparse(datum: Any) -> None:
+    datum.loss_fn_inputs["weights"].sparse_csr.values = floats([1.0, 1.0])
+
+
+def set_matrix(datum: Any) -> None:
+    datum.loss_fn_inputs["target_tokens"].shape[:] = [2, 1]
+
+
+FAULTY: list[tuple[RequestBody | bytes, dict[str, Any], str]] = [  # a request, other fields, and the value in the fault
+    (request(example()), {"loss_fn": "stable_reinforce"}, "unknown loss 'stable_reinforce'"),
+    (request(example(token=60_000)), {}, "tokens contain 60000, but the vocabulary has 257 tokens"),
+    (request(example(), example(MODEL["context"] + 1)), {}, "example 1: 25 tokens are more than the model's context of 24"),
+    (request(example(weights=[1.0, float("nan")])), {}, "weights contain nan at token 1"),
+    (request(example(weights=[1.0])), {}, "1 weights for 2 tokens"),
+    (request(example(mask=[1.0, 1.0])), {}, "mask"),
+    (request(example(), beta=1.0), {}, "has no setting 'beta'"),
+    (request(example(logprobs=[0.0] * 2, advantages=[0.0] * 2), loss=ClientLoss.PPO), {}, "weights"),
+    (altered(set_image), {}, "chunk 2 is of the kind 'image'"),
+    (altered(set_sparse), {}, "the tensor is sparse"),
+    (altered(set_matrix), {}, "the tensor has the shape 2 × 1"),
+]
+
+
+def test_what_is_wrong_in_a_request_fails_its_future_and_the_next_one_goes_on(gateway: Gateway) -> None:
+    program = gateway.program()
+    model, sent = program.create_model(), list[tuple[Answer, str]]()
+    for number, (faulty, fields, fault) in enumerate(FAULTY, 1):
+        if isinstance(faulty, bytes):
+            message = CLASSES["ForwardBackwardRequest"].FromString(faulty)
+            message.model_id, message.seq_id = model, number
+            sent.append((program.post("forward_backward", message.SerializeToString()), fault))
+        else:
+            sent.append((program.request_losses(model, number, faulty, **fields), fault))
+    rates = [("not nan", float("nan")), ("not None", None), ("not 11", 11), ("too large: 1000", 10**400)]
+    for number, (fault, rate) in enumerate(rates, len(FAULTY) + 1):
+        sent.append((program.request_step(model, number, rate), fault))
+    other = program.request_step(model, number + 1, adam_params={}, optimizer_params={"type": "dimuon", "learning_rate": 0.1})
+    sent.append((other, "optimizer 'dimuon' is not supported"))
+    sent.append((program.request_step(model, number + 2), "this step has no gradient"))
+    valid = program.request_losses(model, number + 3, BATCHES[0])
+    step = program.request_step(model, number + 4)
+    for accepted, fault in sent:
+        assert fault in program.result_of(accepted).fault
+    assert program.result_of(valid).content_type == PROTOBUF
+    assert program.result_of(step).json["metrics"]["round:max"] == 0
+
+
+def test_models_that_cannot_be_created_are_failed_futures(gateway: Gateway) -> None:
+    program = gateway.program()
+    wanted: list[tuple[dict[str, Any], str]] = [
+        ({"lora_config": {"rank": 0}}, "rank must be a whole number in 1..1024, not 0"),
+        ({"lora_config": {"rank": 17}}, "rank 17 is more than the model's width 16"),
+        ({"lora_config": {"train_attn": False, "train_mlp": False, "train_unembed": False}}, "no matrix would have an adapter"),
+        ({"base": "nobody"}, "nobody"),
+        ({"base": ""}, "base_model '' has 0 characters"),
+        ({"optimizer_config": {"type": "dimuon", "version": 1}}, "optimizer 'dimuon' is not supported"),
+    ]
+    accepted = [program.request_model(number, **fields) for number, (fields, _) in enumerate(wanted)]
+    for number, (reply, (_, fault)) in enumerate(zip(accepted, wanted, strict=True)):
+        assert fault in program.result_of(reply).fault
+        missing = program.post("get_info", {"model_id": f"{program.session}:train:{number}"})
+        assert missing.status == 404 and "was not created" in missing.json["detail"]
+    again = [program.request_model(9, lora_config={"seed": 2**70}) for _ in range(2)]
+    assert again[0] == again[1], "the same session and number are the same model"
+    assert program.result_of(again[0]) == program.result_of(again[1])
+
+
+def test_missing_weights_are_ones(gateway: Gateway) -> None:
+    program, batch = gateway.program(), BATCHES[0]
+    model, without = program.create_model(), replace(batch, examples=tuple(replace(each, inputs={}) for each in batch.examples))
+    results = [program.result_of(program.request_losses(model, number, sent)) for number, sent in ((1, batch), (2, without))]
+    assert results[0].content_type == PROTOBUF and results[0].data == results[1].data
+
+
+def test_requests_in_another_order_are_computed_in_theirs_and_once(gateway: Gateway) -> None:
+    program = gateway.program()
+    model = program.create_model()
+    began = time.monotonic()
+    late = {number: program.request_losses(model, number, BATCHES[number % 3]) for number in (2, 3)}
+    with ThreadPoolExecutor(1) as thread:
+        held = thread.submit(program.retrieve, late[3].json["request_id"])
+        time.sleep(1.0)
+        assert not held.done(), "a reply to a pending request is held"
+        first = program.request_losses(model, 1, BATCHES[1])
+        assert program.request_losses(model, 1, BATCHES[2]) == first
+        result = held.result()
+    assert result.content_type == PROTOBUF and time.monotonic() - began < min(HOLD_SECONDS, GAP_SECONDS)
+    losses = [read_losses(program.result_of(late.get(number, first)).data)[0] for number in (1, 2, 3)]
+    alone = [
+        read_losses(program.result_of(program.request_losses(model, 4 + place, BATCHES[place], forward_only=True)).data)[0]
+        for place in range(3)
+    ]
+    assert losses == [alone[1], alone[2], alone[0]]
+    assert program.result_of(program.request_step(model, 7)).json["metrics"]["round:max"] == 0
+
+
+def test_models_with_the_same_data_take_their_steps(gateway: Gateway) -> None:
+    program = gateway.program()
+    models = [program.create_model(number) for number in range(3)]
+    for round in range(2):
+        steps = []
+        for model in models:
+            program.request_losses(model, 2 * round + 1, BATCHES[0])
+            steps.append(program.request_step(model, 2 * round + 2))
+        for step in steps:
+            assert program.result_of(step).json == {"metrics": {"round:max": round, "refused_rounds:max": 0}}
+
+
+def test_a_poll_for_an_unknown_request_is_gone(gateway: Gateway) -> None:
+    program = gateway.program()
+    for unknown in ("none", f"{program.session}:train:0#1", "#" + "9" * 5_000):
+        gone = program.retrieve(unknown)
+        assert gone.status == 410 and gone.json["detail"].startswith("no request")
+    assert program.post("forward_backward", b"no protobuf").status == 400
+
+
+def test_a_killed_gateway_answers_each_request_once_at_its_address(gateway: Gateway) -> None:
+    program = gateway.program()
+    model = program.create_model()
+    results, sent, number = dict[str, Answer](), list[Answer](), 1
+    for seconds in (0.0, 0.4):
+        sent.append(program.request_losses(model, number, BATCHES[0]))
+        results[sent[-1].json["request_id"]] = program.result_of(sent[-1])
+        sent += [program.request_losses(model, number + 1, BATCHES[1]), program.request_step(model, number + 2)]
+        number += 3
+        time.sleep(seconds)
+        gateway.daemon.kill()
+        gateway.start()
+    sent += [program.request_losses(model, number, BATCHES[2]), program.request_step(model, number + 1)]
+    after = {each.json["request_id"]: program.result_of(each) for each in sent}
+    assert all(after[name] == result for name, result in results.items())
+    rounds = [result.json["metrics"]["round:max"] for result in after.values() if result.content_type != PROTOBUF]
+    assert rounds == [0, 1, 2], "each step was decided once"
+
+
+def test_keys_divide_a_gateway(gateway: Gateway) -> None:
+    """The last test of this file, since a peer with keys serves no program without one."""
+    open_to_all = gateway.program("tml-whatever")
+    before = open_to_all.create_model()
+    store = ApiKeyStore(gateway.daemon.directory / "api_keys.sqlite")
+    anna, ben = (gateway.program(store.create_key(ApiKey(name, 1, 1, 1 << 20, 100))) for name in ("anna", "ben"))
+    for call, content in (("client/config", {}), ("retrieve_future", {"request_id": f"{before}#0"}), ("telemetry", {})):
+        assert open_to_all.post(call, content).status == 401
+    small = request(example(40 // 2))
+    model = anna.create_model()
+    result = anna.request_losses(model, 1, small)
+    assert anna.result_of(result).content_type == PROTOBUF
+    for stranger in (model, before):
+        ids = {"model_id": stranger}
+        assert ben.post("get_info", ids).status == 404
+        assert ben.request_losses(stranger, 2, small).status == ben.request_step(stranger, 2).status == 404
+        assert ben.retrieve(f"{stranger}#0").status == 404
+    assert replace(ben, session=anna.session).request_model(0).status == 404
+    assert "the key 'anna' has 1 models, its quota" in anna.result_of(anna.request_model(1)).fault
+    sent = [anna.request_losses(model, number, small) for number in range(2, 8)]
+    assert "has used up its quota of 100 tokens a minute" in anna.result_of(sent[-1]).fault
+    store.revoke_key("anna")
+    assert anna.retrieve(result.json["request_id"]).status == 401
+    assert ben.post("client/config", {}).json["parallel_fwdbwd_chunks"] is False

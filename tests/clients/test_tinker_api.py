@@ -1,0 +1,519 @@
+"""The gateway's API and its queues over runs that a test scripts, on virtual time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from clients.gateway import model_queue
+from clients.gateway.client_runs import LossReport
+from clients.gateway.model_queue import GAP_SECONDS
+from clients.gateway.request_store import RequestStore
+from clients.gateway.tinker_api import LOCAL_PROGRAMS, TinkerApi
+from clients.ledger.clients_module import StepOutcome
+from clients.records import ListedBody, OptimizerStep, RequestBody
+from features.api_keys import ApiKeys
+from protocol import codec
+from protocol.errors import StorageError, UserError
+from storage.api_key_store import ApiKey, ApiKeyStore
+from tests.clients.programs import gradient_request, read_losses
+from tests.clients.runs import body
+from web.calls import BytesReply, HeldReply, HttpProblem
+
+Json = dict[str, Any]
+HOST = "127.0.0.1"
+REQUESTS = [body(examples=1 + seed % 3, seed=seed) for seed in range(8)]
+STEP = {"learning_rate": 0.5}
+
+
+@dataclass
+class ScriptedRuns:
+    """Runs whose steps are decided after `seconds`. Each loss is the number of the pass."""
+
+    seconds: float = 0.0
+    passes: list[tuple[bytes, RequestBody, bool]] = field(default_factory=list)
+    steps: list[tuple[bytes, int, list[bytes]]] = field(default_factory=list)  # decided ones: run, number, bodies
+    bodies: Counter[bytes] = field(default_factory=Counter)
+    opened: int = 0
+    fault: Exception | None = None  # of the next pass or step
+
+    async def open_run(self, base: str, *, rank: int, seed: int, **flags: bool) -> bytes:
+        await trio.sleep(self.seconds)
+        if base != "base":
+            raise UserError(f"base_model {base!r}: no such job")
+        self.opened += 1
+        return self.opened.to_bytes(32, "big")
+
+    async def compute_losses(self, key: bytes, request: RequestBody, *, backward: bool) -> LossReport:
+        await trio.sleep(self.seconds)
+        self._fail()
+        self.passes.append((key, request, backward))
+        return LossReport(float(len(self.passes)), tuple(np.zeros(each.length, "<f4").tobytes() for each in request.examples))
+
+    async def store_body(self, request: RequestBody) -> ListedBody:
+        digest = repr(request).encode()
+        self.bodies[digest] += 1
+        return ListedBody(digest, 1)
+
+    async def delete_body(self, listed: ListedBody) -> None:
+        self.bodies[listed.digest] -= 1
+
+    def find_run(self, key: bytes) -> Any:
+        return SimpleNamespace(next_step=sum(run == key for run, _, _ in self.steps))
+
+    def is_step_requested(self, key: bytes, number: int) -> bool:
+        return any((run, step) == (key, number) for run, step, _ in self.steps)
+
+    async def request_step(
+        self, key: bytes, number: int, bodies: Sequence[ListedBody], tokens: int, optimizer: OptimizerStep
+    ) -> None:
+        assert number == self.find_run(key).next_step, "the ledger refuses another step than the next one"
+        self._fail()
+        self.steps.append((key, number, [each.digest for each in bodies]))
+
+    async def wait_for_outcome(self, key: bytes, number: int) -> StepOutcome:
+        await trio.sleep(self.seconds)
+        return StepOutcome(number, number + 1, True)
+
+    def _fail(self) -> None:
+        fault, self.fault = self.fault, None
+        if fault is not None:
+            raise fault
+
+
+@dataclass
+class Caller:
+    """A program that calls the API without HTTP."""
+
+    api: TinkerApi
+    runs: ScriptedRuns
+    key: ApiKey = LOCAL_PROGRAMS
+
+    async def request_model(self, number: int = 0, base: str = "base", optimizer: Json | None = None, **lora: Any) -> str:
+        said = await self.api.create_model(self.key, HOST, "s", number, base, lora, optimizer or {})
+        return str(said["request_id"])
+
+    async def create_model(self, number: int = 0) -> str:
+        reply = await self.result(await self.request_model(number))
+        return str(reply["model_id"])
+
+    async def request_losses(self, model: str, number: int, request: RequestBody = REQUESTS[0], **fields: Any) -> str:
+        said = await self.api.forward_backward(self.key, HOST, gradient_request(model, number, request, **fields))
+        return str(said["request_id"])
+
+    async def request_step(self, model: str, number: int, terms: Json = STEP, other: Json | None = None) -> str:
+        return str((await self.api.optim_step(self.key, HOST, model, number, terms, other or {}))["request_id"])
+
+    async def retrieve(self, request: str) -> Any:
+        return await self.api.retrieve_future(self.key, HOST, request)
+
+    async def result(self, request: str) -> Any:
+        while isinstance(reply := await self.retrieve(request), HeldReply):  # noqa: ASYNC110
+            await trio.sleep(0.1)
+        return reply
+
+    async def fault(self, request: str) -> str:
+        reply = await self.result(request)
+        assert not isinstance(reply, BytesReply) and reply.keys() == {"error", "category"} and reply["category"] == "user", reply
+        return str(reply["error"])
+
+
+@asynccontextmanager
+async def gateway(folder: Path, runs: ScriptedRuns | None = None) -> AsyncIterator[Caller]:
+    """Run the API on the database in a folder. It ends as after kill -9: nothing is finished."""
+    runs = runs or ScriptedRuns()
+    keys = ApiKeys(ApiKeyStore(folder / "keys.sqlite"))
+    api = TinkerApi(SimpleNamespace(folder=folder, peer=None, api_keys=keys))  # type: ignore[arg-type]
+    api._runs = runs  # type: ignore[assignment]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(api.run_tasks)
+        yield Caller(api, runs)
+        nursery.cancel_scope.cancel()
+
+
+async def refusal(call: Any) -> HttpProblem:
+    with pytest.raises(HttpProblem) as caught:
+        await call
+    return caught.value
+
+
+# One result a number -------------------------------------------------------------------------------------------------
+
+
+async def test_a_repeated_request_has_the_same_future_and_result_also_with_another_body(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as program:
+        model = await program.create_model()
+        first = await program.request_losses(model, 1, REQUESTS[1])
+        result = await program.result(first)
+        assert await program.request_losses(model, 1, REQUESTS[1]) == first
+        assert await program.request_losses(model, 1, REQUESTS[2]) == first
+        assert await program.request_step(model, 1) == first
+        assert await program.result(first) == result
+        assert [request for _, request, _ in program.runs.passes] == [REQUESTS[1]]
+        step = await program.result(await program.request_step(model, 2))
+        assert await program.result(await program.request_step(model, 2, {"learning_rate": 0.1})) == step
+        assert len(program.runs.steps) == 1 and step["metrics"] == {"round:max": 1, "refused_rounds:max": 0}
+
+
+async def test_reordered_requests_are_one_gradient_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as program:
+        model = await program.create_model()
+        began = trio.current_time()
+        requests = {number: await program.request_losses(model, number, REQUESTS[number]) for number in (3, 4, 1)}
+        await trio.sleep(1)
+        requests |= {5: await program.request_step(model, 5), 2: await program.request_losses(model, 2, REQUESTS[2])}
+        for number in (1, 2, 3, 4):
+            assert read_losses((await program.result(requests[number])).data)[0] == number
+        await program.result(requests[5])
+        assert trio.current_time() - began < GAP_SECONDS / 2
+        assert [request for _, request, _ in program.runs.passes] == REQUESTS[1:5]
+        ((_, _, bodies),) = program.runs.steps
+        assert bodies == [repr(request).encode() for request in REQUESTS[1:5]]
+        assert not +program.runs.bodies, "the bodies of a decided step are deleted"
+
+
+async def test_numbers_that_are_never_sent_hold_up_the_next_one_once(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as program:
+        model = await program.create_model()
+        began = trio.current_time()
+        far = 2**31 - 2
+        await program.result(await program.request_losses(model, far))
+        assert GAP_SECONDS <= trio.current_time() - began < GAP_SECONDS + 1
+        assert "metrics" in await program.result(await program.request_step(model, far + 1))
+        assert trio.current_time() - began < GAP_SECONDS + 2
+        assert (await refusal(program.retrieve(f"{model}#5"))).code == "gone", "nobody sent number 5"
+
+
+async def test_a_late_request_fails_and_leaves_the_gradient_as_it_is(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as program:
+        model = await program.create_model()
+        for number in (1, 3):
+            await program.result(await program.request_losses(model, number, REQUESTS[number]))
+        late = await program.fault(await program.request_step(model, 2))
+        assert late == "request 2 arrived after request 3 was computed: requests are computed in the order of their numbers"
+        await program.result(await program.request_step(model, 4))
+        ((_, _, bodies),) = program.runs.steps
+        assert bodies == [repr(REQUESTS[number]).encode() for number in (1, 3)]
+
+
+async def test_ten_thousand_doubled_reordered_and_altered_requests_have_one_result_a_number(tmp_path: Path) -> None:
+    draw = Random(48)
+    seen: dict[str, Any] = {}
+    async with gateway(tmp_path) as program:
+        program.api._store._database.execute("PRAGMA synchronous=OFF")  # waiting for the disk would take most of the time
+        models = [await program.create_model(number) for number in range(3)]
+        sent: dict[tuple[str, int], int] = {}
+        newest = dict.fromkeys(models, 0)
+        for _ in range(10_000):
+            model = draw.choice(models)
+            if draw.random() < 0.04:  # the next part of a batch, of which the first may come last
+                parts = draw.sample(range(newest[model] + 1, newest[model] + 4), 3)
+                newest[model] += 3
+            else:
+                parts = [draw.randint(1, max(1, newest[model]))]
+            for number in parts:
+                kind = draw.choice(("gradient", "step", "forward", "invalid")) if number > 1 else "gradient"
+                if kind == "step":
+                    request = await program.request_step(model, number, {"learning_rate": draw.choice((0.1, "1", None, 10**400))})
+                else:
+                    fields = {"forward_only": kind == "forward"} | ({"loss_fn": "no"} if kind == "invalid" else {})
+                    request = await program.request_losses(model, number, draw.choice(REQUESTS), **fields)
+                assert request == f"{model}#{number}"
+                sent[model, number] = sent.get((model, number), 0) + 1
+                if isinstance(reply := await program.retrieve(request), HeldReply):
+                    continue
+                assert seen.setdefault(request, reply) == reply
+        for model, number in sent:
+            request = f"{model}#{number}"
+            reply = await program.result(request)
+            assert seen.setdefault(request, reply) == reply
+    assert len(seen) == len(sent) > 700 and sum(sent.values()) > 10_000
+    faults = [reply["error"] for reply in seen.values() if isinstance(reply, dict) and "error" in reply]
+    assert not any("internal" in fault for fault in faults)
+    assert len(program.runs.passes) == sum(isinstance(reply, BytesReply) for reply in seen.values()) > 200
+    assert len(program.runs.steps) == sum(isinstance(reply, dict) and "metrics" in reply for reply in seen.values()) > 5
+
+
+# Faults of clients ---------------------------------------------------------------------------------------------------
+
+LONG = "x" * 65
+MODELS: list[tuple[Json, str]] = [  # arguments of create_model, and the fault
+    ({"base": "nobody"}, "base_model 'nobody': no such job"),
+    ({"base": ""}, "base_model '' has 0 characters: a name or id of a job has 1 to 64"),
+    ({"base": LONG}, "has 65 characters: a name or id of a job has 1 to 64"),
+    ({"rank": 0}, "rank must be a whole number in 1..1024, not 0"),
+    ({"rank": 2**70}, "rank must be a whole number in 1..1024, not 1180591620717411303424"),
+    ({"rank": True}, "rank must be a whole number in 1..1024, not True"),
+    ({"rank": None}, "rank must be a whole number in 1..1024, not None"),
+    ({"seed": 1.5}, "seed must be a whole number, not 1.5"),
+    ({"optimizer": {"type": "dimuon", "version": 1}}, "optimizer 'dimuon' is not supported: use 'adamw'"),
+    ({"optimizer": {"type": ["\ud800"]}}, "optimizer ['\\ud800'] is not supported: use 'adamw'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "fault"), MODELS)
+async def test_a_model_that_cannot_be_created_is_a_failed_future(tmp_path: Path, arguments: Json, fault: str) -> None:
+    async with gateway(tmp_path) as program:
+        request = await program.request_model(0, **arguments)
+        assert request == "s:train:0#0" and fault in await program.fault(request)
+        assert (await refusal(program.api.get_info(program.key, HOST, "s:train:0"))).code == "not-found"
+        assert "was not created" in await program.fault(await program.request_losses("s:train:0", 1))
+        assert await program.create_model(1) == "s:train:1" and program.runs.opened == 1
+
+
+@pytest.mark.parametrize("seed", [None, 0, -1, 2**53, 2**70])
+async def test_each_whole_number_is_a_seed(tmp_path: Path, seed: int | None) -> None:
+    async with gateway(tmp_path) as program:
+        assert (await program.result(await program.request_model(0, seed=seed)))["model_id"] == "s:train:0"
+
+
+STEPS: list[tuple[Json, Json, str]] = [  # adam_params, optimizer_params and the fault
+    ({"learning_rate": None}, {}, "learning_rate must be a number, not None"),
+    ({"learning_rate": "1"}, {}, "learning_rate must be a number, not '1'"),
+    ({"learning_rate": float("nan")}, {}, "rate must be in 0..10, not nan"),
+    ({"learning_rate": 10**400}, {}, "learning_rate is too large: 1000000000000"),
+    ({"beta2": -(10**309)}, {}, "beta2 is too large: -10000000"),
+    ({"beta1": 1}, {}, "beta1 must be at least 0 and below 1, not 1"),
+    ({"eps": True}, {}, "eps must be a number, not True"),
+    ({}, {"type": "dimuon", "learning_rate": 0.1}, "optimizer 'dimuon' is not supported: use AdamParams"),
+]
+
+
+@pytest.mark.parametrize(("terms", "other", "fault"), STEPS)
+async def test_an_invalid_step_is_a_failed_future_and_keeps_the_gradient(
+    tmp_path: Path, terms: Json, other: Json, fault: str
+) -> None:
+    async with gateway(tmp_path) as program:
+        model = await program.create_model()
+        await program.request_losses(model, 1)
+        assert fault in await program.fault(await program.request_step(model, 2, terms, other))
+        assert "metrics" in await program.result(await program.request_step(model, 3))
+
+
+async def test_a_step_without_a_gradient_is_refused_in_its_future(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as program:
+        model, fault = await program.create_model(), "this step has no gradient: call forward_backward before optim_step"
+        assert await program.fault(await program.request_step(model, 1)) == fault
+        await program.request_losses(model, 2, forward_only=True)
+        assert await program.fault(await program.request_step(model, 3)) == fault
+        await program.request_losses(model, 4, loss_fn="unknown")
+        assert await program.fault(await program.request_step(model, 5)) == fault
+        await program.request_losses(model, 6)
+        assert "metrics" in await program.result(await program.request_step(model, 7))
+        assert await program.fault(await program.request_step(model, 8)) == fault, "a gradient is used once"
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "category"),
+    [
+        (UserError("token 300"), "token 300", "user"),
+        (StorageError("no disk"), "no disk", "server"),
+        (OSError("odd"), "internal error of the gateway: its log has the details", "server"),
+    ],
+)
+async def test_a_fault_of_one_request_is_its_own(tmp_path: Path, fault: Exception, error: str, category: str) -> None:
+    async with gateway(tmp_path, ScriptedRuns(fault=fault)) as program:
+        model = await program.create_model()
+        assert await program.result(await program.request_losses(model, 1)) == {"error": error, "category": category}
+        await program.result(await program.request_losses(model, 2))
+        program.runs.fault = fault
+        assert (await program.result(await program.request_losses(model, 3)))["category"] == category
+        assert "metrics" in await program.result(await program.request_step(model, 4))
+        assert not +program.runs.bodies
+
+
+# Futures and models --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "request_id", ["", "#", "s:train:0#7", "s:train:0#-1", "s:train:0#²", "s:train:9#0", "x", "s:train:0#" + "9" * 5_000]
+)
+async def test_an_unknown_request_is_gone(tmp_path: Path, request_id: str) -> None:
+    async with gateway(tmp_path) as program:
+        await program.create_model()
+        problem = await refusal(program.retrieve(request_id))
+        assert problem.code == "gone" and problem.detail.startswith("no request")
+
+
+async def test_a_model_is_created_once_also_by_calls_at_the_same_time(tmp_path: Path) -> None:
+    async with gateway(tmp_path, ScriptedRuns(seconds=1.0)) as program:
+        said: list[str] = []
+
+        async def create() -> None:
+            said.append(await program.request_model(0))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(create)
+        assert set(said) == {"s:train:0#0"}
+        assert await program.result(said[0]) == {"type": "create_model", "model_id": "s:train:0"}
+        assert await program.request_model(0, rank=8) == said[0]
+        await program.result(await program.request_losses("s:train:0", 1))
+        assert program.runs.opened == 1 and len(program.runs.passes) == 1
+        info = await program.api.get_info(program.key, HOST, "s:train:0")
+        assert (info["model_id"], info["model_name"], info["lora_rank"], info["model_data"]["model_name"]) == (
+            "s:train:0", "base", 32, "base",
+        )  # fmt: skip
+
+
+async def test_a_future_is_held_until_its_queue_announces_it(tmp_path: Path) -> None:
+    async with gateway(tmp_path, ScriptedRuns(seconds=2.0)) as program:
+        announced: list[str] = []
+        program.api.held.announce = announced.append  # type: ignore[method-assign]
+        model = await program.create_model()
+        request = await program.request_losses(model, 1)
+        held = await program.retrieve(request)
+        assert held == HeldReply(request, {"type": "try_again", "request_id": request, "queue_state": "active"})
+        assert request not in announced
+        await trio.sleep(3)
+        assert announced == [f"{model}#0", request] and isinstance(await program.retrieve(request), BytesReply)
+
+
+# Restarts ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.5, 2.5, 3.5, 4.5, 5.5])
+async def test_a_killed_gateway_finishes_each_request_once(tmp_path: Path, seconds: float) -> None:
+    runs = ScriptedRuns(seconds=1.0)
+    async with gateway(tmp_path, runs) as program:
+        requests = [await program.request_model()]
+        model = "s:train:0"
+        for number in (1, 2, 4, 5):
+            requests.append(await program.request_losses(model, number, REQUESTS[number]))
+            if number in (2, 5):
+                requests.append(await program.request_step(model, number + 1))
+        await trio.sleep(seconds)
+        before = {request: await program.retrieve(request) for request in requests}
+    async with gateway(tmp_path, runs) as program:
+        after = {request: await program.result(request) for request in requests}
+    assert [number for _, number, _ in runs.steps] == [0, 1], "each step is requested once"
+    assert [len(bodies) for _, _, bodies in runs.steps] == [2, 2]
+    for request, reply in before.items():
+        assert isinstance(reply, HeldReply) or after[request] == reply
+    assert all("error" not in reply for reply in after.values() if isinstance(reply, dict))
+
+
+async def test_a_step_that_the_ledger_decided_before_its_repetition_has_its_outcome(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as program:
+        model = await program.create_model()
+        await program.result(await program.request_losses(model, 1))
+        request_step = program.runs.request_step
+
+        async def request_late(key: bytes, number: int, *arguments: Any) -> None:
+            await request_step(key, number, *arguments)
+            raise UserError(f"step {number} is open: request the next step after its outcome")
+
+        program.runs.request_step = request_late  # type: ignore[method-assign]
+        assert "metrics" in await program.result(await program.request_step(model, 2))
+
+
+# Keys ----------------------------------------------------------------------------------------------------------------
+
+ANNA, BEN = ApiKey("anna", 1, 2, 4_000, 100), ApiKey("ben", 1, 2, 4_000, 100)
+
+
+async def test_models_belong_to_one_key(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as anna:
+        anna.key = ANNA
+        model = await anna.create_model()
+        request = await anna.request_losses(model, 1)
+        ben = replace(anna, key=BEN)
+        for call in (
+            ben.request_model(0),
+            ben.request_losses(model, 2),
+            ben.request_step(model, 2),
+            ben.retrieve(request),
+            ben.retrieve(f"{model}#77"),
+            ben.api.get_info(BEN, HOST, model),
+        ):
+            assert (await refusal(call)).code == "not-found"
+        later = replace(anna, key=replace(ANNA, created_ms=2))
+        assert (await refusal(later.retrieve(request))).code == "not-found", "a new key of an old name has other models"
+        assert isinstance(await anna.result(request), BytesReply) and len(anna.runs.passes) == 1
+
+
+async def test_programs_of_other_machines_need_a_key(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as program:
+        assert program.api.authorize("tml-whatever") is LOCAL_PROGRAMS
+        problem = await refusal(program.api.create_model(LOCAL_PROGRAMS, "192.0.2.7", "s", 0, "base", {}, {}))
+        assert problem.code == "unauthorized"
+        store = ApiKeyStore(tmp_path / "keys.sqlite")
+        secret = store.create_key(ANNA)
+        assert program.api.authorize(secret).name == "anna"
+        await program.api.create_model(ANNA, "192.0.2.7", "s", 0, "base", {}, {})
+        for wrong in ("tml-whatever", "", secret + "x"):
+            with pytest.raises(HttpProblem, match="unknown API key"):
+                program.api.authorize(wrong)
+        store.revoke_key("anna")
+        with pytest.raises(HttpProblem, match="unknown API key"):
+            program.api.authorize(secret)
+
+
+async def test_the_quota_of_models_does_not_count_failed_ones(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as program:
+        program.key = ANNA
+        assert "rank" in await program.fault(await program.request_model(0, rank=0))
+        assert "nobody" in await program.fault(await program.request_model(1, "nobody"))
+        for number in (2, 3):
+            await program.create_model(number)
+        assert "the key 'anna' has 2 models, its quota" in await program.fault(await program.request_model(4))
+        assert await program.request_model(3) == "s:train:3#0", "a repeated call is no further model"
+        assert "model_id" in await program.result("s:train:3#0")
+        assert program.runs.opened == 2
+
+
+async def test_a_request_spends_its_tokens_once(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as program:
+        request = REQUESTS[1]
+        program.key = replace(ANNA, tokens_per_minute_max=request.tokens, stored_bytes_max=1 << 20)
+        model = await program.create_model()
+        for _ in range(3):
+            assert isinstance(await program.result(await program.request_losses(model, 1, request)), BytesReply)
+        fault = await program.fault(await program.request_losses(model, 2, request))
+        assert f"used up its quota of {request.tokens} tokens a minute" in fault
+        await trio.sleep(60)
+        assert isinstance(await program.result(await program.request_losses(model, 3, request)), BytesReply)
+
+
+async def test_the_quota_of_bytes_is_free_again_after_a_step(tmp_path: Path) -> None:
+    request = body(examples=40)
+    size = len(codec.encode(request))  # the result has half as many bytes
+    async with gateway(tmp_path) as program:
+        program.key = replace(ANNA, stored_bytes_max=5 * size, tokens_per_minute_max=1 << 30)
+        model = await program.create_model()
+        for number in (1, 2, 3):
+            assert isinstance(await program.result(await program.request_losses(model, number, request)), BytesReply)
+        assert "the key 'anna' stores" in await program.fault(await program.request_losses(model, 4, request))
+        assert "metrics" in await program.result(await program.request_step(model, 5))
+        assert isinstance(await program.result(await program.request_losses(model, 6, request)), BytesReply)
+        assert program.api._store.stored_bytes("anna@1") < 4 * size
+        assert isinstance(await program.result(f"{model}#1"), BytesReply), "results stay"
+        ((_, _, bodies),) = program.runs.steps
+        assert len(bodies) == 3
+
+
+async def test_old_results_are_dropped_and_undecided_gradients_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_queue, "REQUESTS_KEPT", 8)
+    store = RequestStore(tmp_path)
+    async with gateway(tmp_path) as program:
+        model = await program.create_model()
+        await program.result(await program.request_losses(model, 1, REQUESTS[1]))
+        for number in range(2, 13):
+            await program.result(await program.request_losses(model, number, REQUESTS[0], forward_only=True))
+        assert store.find_request(model, 1) is not None and store.find_request(model, 2) is None
+        await program.result(await program.request_step(model, 13))
+        ((_, _, bodies),) = program.runs.steps
+        assert bodies == [repr(REQUESTS[1]).encode()]
+        assert store.find_request(model, 1) is None
+        assert (await program.api.get_info(program.key, HOST, model))["model_name"] == "base"
+    store.close()
