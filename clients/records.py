@@ -83,13 +83,15 @@ class ClientLoss(enum.StrEnum):
     GSPO = "gspo"  # Zheng et al. 2025 (arXiv:2507.18071), equation 13
 
 
+RATIO_MASK: Final = "sequence_ratio_mask"  # not zero: the token belongs to the response, whose mean ratio GSPO uses
 # Inputs of each loss beside the tokens. Each has one number for each token.
 LOSS_INPUTS: Final[dict[ClientLoss, tuple[str, ...]]] = {
     ClientLoss.CROSS_ENTROPY: ("weights",),
     **dict.fromkeys(
-        (ClientLoss.IMPORTANCE_SAMPLING, ClientLoss.PPO, ClientLoss.CISPO, ClientLoss.DRO, ClientLoss.GSPO),
+        (ClientLoss.IMPORTANCE_SAMPLING, ClientLoss.PPO, ClientLoss.CISPO, ClientLoss.DRO),
         ("logprobs", "advantages"),
     ),
+    ClientLoss.GSPO: ("logprobs", "advantages", RATIO_MASK),
 }
 LOW, HIGH, BETA = "clip_low_threshold", "clip_high_threshold", "beta"
 # Settings of each loss with their default values. A ratio of probabilities is clipped to the range from `LOW` to `HIGH`.

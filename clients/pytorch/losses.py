@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from clients.records import BETA, HIGH, LOSS_DEFAULTS, LOW, ClientLoss
+from clients.records import BETA, HIGH, LOSS_DEFAULTS, LOW, RATIO_MASK, ClientLoss
 
 Settings = Mapping[str, float]
 Inputs = Mapping[str, Tensor]
@@ -50,9 +50,8 @@ def _dro(logp_BT: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
 
 
 def _gspo(logp_BT: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
-    """Return the losses of GSPO-token, whose ratio is that of the whole response: its mean over the tokens with an advantage."""
-    advantages_BT = inputs["advantages"]
-    answers_BT = advantages_BT != 0
+    """Return the losses of GSPO-token, whose ratio is that of the whole response: its mean over the tokens of the mask."""
+    advantages_BT, answers_BT = inputs["advantages"], inputs[RATIO_MASK] != 0
     distance_BT = (logp_BT - inputs["logprobs"]).masked_fill(~answers_BT, 0.0)
     mean_B1 = distance_BT.sum(1, keepdim=True) / answers_BT.sum(1, keepdim=True).clamp(min=1)
     ratio_BT = torch.exp(mean_B1.detach() + logp_BT - logp_BT.detach())

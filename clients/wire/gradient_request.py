@@ -21,6 +21,7 @@ from clients.records import (
     EXAMPLE_TOKENS_MAX,
     EXAMPLES_MAX,
     LOSS_DEFAULTS,
+    RATIO_MASK,
     TOKEN_BYTES,
     ClientLoss,
     Example,
@@ -34,6 +35,7 @@ from protocol.limits import NAME_CHARACTERS_MAX
 SEQ_ID_MAX: Final = (1 << 31) - 1  # The field is an int32.
 TOKEN_MAX: Final = (1 << 8 * TOKEN_BYTES) - 1
 TARGETS: Final = "target_tokens"  # input with the tokens that the model has to predict
+ADVANTAGES: Final = "advantages"
 WEIGHTS: Final = "weights"  # optional input of `cross_entropy`
 
 
@@ -152,6 +154,8 @@ def _read_content(reader: FieldReader, message: memoryview) -> RequestBody:
         raise RemoteProtocolError("malformed", "the request has no examples")
     if loss == ClientLoss.CROSS_ENTROPY:
         examples = [_with_weights(example) for example in examples]
+    elif loss == ClientLoss.GSPO:
+        examples = [_with_ratio_mask(example) for example in examples]
     # Clients send numbers in both maps, for the sake of older servers.
     return RequestBody(ClientLoss(loss), _changed_settings(ClientLoss(loss), config | config_v2), tuple(examples))
 
@@ -160,6 +164,13 @@ def _with_weights(example: Example) -> Example:
     """Return the example with the weight 1 for each target, if it has no weights: the SDK documents them as optional."""
     ones = np.ones(example.length, dtype="<f4").tobytes()
     return replace(example, inputs={WEIGHTS: ones} | example.inputs)
+
+
+def _with_ratio_mask(example: Example) -> Example:
+    """Return the example with a mask of the tokens that have an advantage, if it has no mask."""
+    advantages = np.frombuffer(example.inputs.get(ADVANTAGES, b""), dtype="<f4")
+    mask = (advantages != 0).astype("<f4").tobytes()
+    return replace(example, inputs={RATIO_MASK: mask} | example.inputs)
 
 
 def _changed_settings(loss: ClientLoss, config: dict[str, float]) -> dict[str, float]:

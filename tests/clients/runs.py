@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.objective import OBJECTIVES
-from clients.records import LOSS_INPUTS, AdapterSettings, ClientLoss, Example, RequestBody
+from clients.records import LOSS_INPUTS, RATIO_MASK, AdapterSettings, ClientLoss, Example, RequestBody
 from ledger.jobs import ModelReference
 from protocol import codec
 from training.data.token_sequences import TokenizedText
@@ -69,6 +69,7 @@ def body(loss: ClientLoss = ClientLoss.CROSS_ENTROPY, examples: int = 5, seed: i
             "weights": draw.integers(0, 3, length) - 0.5,
             "logprobs": draw.normal(-5.5, 0.3, length),
             "advantages": draw.normal(0, 1, length) * (draw.random(length) < 0.7),
+            RATIO_MASK: draw.integers(0, 2, length).astype(float),
         }
         made.append(Example(tokens(text[:-1]), tokens(text[1:]), {name: floats(inputs[name]) for name in LOSS_INPUTS[loss]}))
     return RequestBody(loss, dict(sorted(config.items())), tuple(made))

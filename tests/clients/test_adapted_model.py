@@ -12,7 +12,7 @@ from torch import Tensor
 from clients.objective import SCALE, adapted_matrices
 from clients.pytorch.adapted_model import AdaptedModel
 from clients.pytorch.losses import token_losses
-from clients.records import BETA, HIGH, LOSS_DEFAULTS, LOW, ClientLoss
+from clients.records import BETA, HIGH, LOSS_DEFAULTS, LOW, RATIO_MASK, ClientLoss
 from tests.clients.runs import BASE, base_model, body, client_spec
 from training.engines.pytorch.device import CPU
 from training.engines.pytorch.model import GPT
@@ -150,7 +150,7 @@ def test_a_forward_pass_leaves_the_gradient_and_gives_the_log_probabilities_of_t
 # Losses ------------------------------------------------------------------------------------------------------------------
 
 
-def formula(loss: ClientLoss, p: Tensor, q: Tensor, a: Tensor, w: Tensor) -> Tensor:
+def formula(loss: ClientLoss, p: Tensor, q: Tensor, a: Tensor, w: Tensor, m: Tensor) -> Tensor:
     """Return the loss of one response as its paper writes it, with default settings, in float64."""
     of = LOSS_DEFAULTS[loss]
     ratio = (p - q).exp()
@@ -164,8 +164,7 @@ def formula(loss: ClientLoss, p: Tensor, q: Tensor, a: Tensor, w: Tensor) -> Ten
         return -(ratio.clamp(of[LOW], of[HIGH]).detach() * p * a).sum()
     if loss is ClientLoss.DRO:
         return -(p * a - of[BETA] / 2 * (p - q) ** 2).sum()
-    answered = a != 0
-    sequence = ((p - q)[answered].sum() / max(1, int(answered.sum()))).exp().detach()
+    sequence = ((p - q)[m != 0].sum() / max(1, int(m.sum()))).exp().detach()
     ratio = sequence * (p - p.detach()).exp()
     return -torch.minimum(ratio * a, ratio.clamp(of[LOW], of[HIGH]) * a).sum()
 
@@ -179,12 +178,13 @@ def test_losses_and_their_gradients_are_those_of_their_papers(loss: ClientLoss, 
     a = a * (torch.rand(shape, generator=draw) < 0.8)
     mask = torch.arange(6)[None] < torch.tensor(lengths)[:, None]
     spoiled = torch.where(mask, p, torch.nan).requires_grad_()
-    inputs = {"weights": w, "logprobs": q, "advantages": a}
+    m = (torch.rand(shape, generator=draw) < 0.6).float()
+    inputs = {"weights": w, "logprobs": q, "advantages": a, RATIO_MASK: m}
     found = token_losses(loss, spoiled, inputs, mask, {})
     (gradient,) = torch.autograd.grad(found.sum(), spoiled)
     for row, length in enumerate(lengths):
         exact = p[row, :length].double().requires_grad_()
-        wanted = formula(loss, exact, *(x[row, :length].double() for x in (q, a, w)))
+        wanted = formula(loss, exact, *(x[row, :length].double() for x in (q, a, w, m)))
         (of_exact,) = torch.autograd.grad(wanted, exact)
         assert float(found[row].sum().detach()) == pytest.approx(float(wanted.detach()), rel=1e-5, abs=1e-5)
         assert torch.allclose(gradient[row, :length].double(), of_exact, rtol=1e-5, atol=1e-6)
@@ -194,7 +194,7 @@ def test_losses_and_their_gradients_are_those_of_their_papers(loss: ClientLoss, 
 @pytest.mark.parametrize("loss", [ClientLoss.PPO, ClientLoss.CISPO, ClientLoss.GSPO])
 def test_thresholds_bound_the_ratio(loss: ClientLoss) -> None:
     p, q = torch.tensor([[2.0, 0.0]]), torch.tensor([[-1.0, -1.0]])
-    inputs = {"logprobs": q, "advantages": torch.tensor([[1.0, 1.0]])}
+    inputs = {"logprobs": q, "advantages": torch.tensor([[1.0, 1.0]]), RATIO_MASK: torch.ones(1, 2)}
     wide, narrow = (
         token_losses(loss, p, inputs, torch.ones(1, 2, dtype=torch.bool), {LOW: 1 - x, HIGH: 1 + x}) for x in (0.99, 0.1)
     )

@@ -13,7 +13,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clients.records import EXAMPLE_TOKENS_MAX, EXAMPLES_MAX, LOSS_DEFAULTS, ClientLoss, Example, RequestBody
+from clients.records import EXAMPLE_TOKENS_MAX, EXAMPLES_MAX, LOSS_DEFAULTS, RATIO_MASK, ClientLoss, Example, RequestBody
 from clients.wire.gradient_request import GradientRequest, decode_gradient_request
 from clients.wire.results import SampledSequence, StopReason, encode_gradient_result, encode_samples
 from clients.wire.wire_format import (
@@ -321,6 +321,17 @@ def test_missing_weights_of_cross_entropy_are_ones_and_given_ones_stay() -> None
     ]
     other = decode_gradient_request(request_with(loss_fn="ppo")).body
     assert other is not None and other.examples[0].inputs == {}
+
+
+def test_a_missing_ratio_mask_of_gspo_has_the_tokens_with_an_advantage_and_a_given_one_stays() -> None:
+    inputs = {"logprobs": [0.0, 0.0], "advantages": [0.0, -2.0]}
+    plain = datum(**{name: {"dense": floats(values), "dtype": FLOAT32} for name, values in inputs.items()})
+    given = plain | {"loss_fn_inputs": plain["loss_fn_inputs"] | {RATIO_MASK: {"dense": floats([1.0, 1.0]), "dtype": FLOAT32}}}
+    read = decode_gradient_request(request_with(loss_fn="gspo", data=[plain, given])).body
+    assert read is not None and [example.inputs[RATIO_MASK] for example in read.examples] == [
+        floats([0.0, 1.0]),
+        floats([1.0, 1.0]),
+    ]
 
 
 @pytest.mark.parametrize(
