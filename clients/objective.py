@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,8 +22,9 @@ from clients.records import (
 )
 from ledger.jobs import ModelReference
 from protocol import codec
-from training.objectives.objective import AdamWTerms, JobSpecProtocol, Objective, RejectionReason, Shape
+from training.objectives.objective import AdamWTerms, JobSpecProtocol, MergedModel, Objective, RejectionReason, Shape, Tensors
 from training.transformer import (
+    EMBEDDING,
     OUTPUT_MATRIX,
     BlockKind,
     LayerParameter,
@@ -49,6 +51,7 @@ class ClientObjective(Objective):
     on_request = True
     limits_norm = False  # Losses are sums, so the norm follows the size of a batch.
     reads_text = False
+    data_without_text = "the requests of a person's own program"
     reads_required_data = False
     makes_text = False
     start_command = "client"
@@ -56,6 +59,7 @@ class ClientObjective(Objective):
     required_objectives = BASES
     rejection_reasons = (TOKENS_DIFFER, LOSS_DIFFERS)
     loss_unit = "nats"
+    changes_required_model = True
 
     def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
         wanted = {
@@ -94,6 +98,19 @@ class ClientObjective(Objective):
         base: ModelReference = job.decoded_settings.base
         return base
 
+    def merge_into_required(
+        self, job: JobSpecProtocol, tensors: Tensors, required: ModelSpec, of_required: Tensors
+    ) -> MergedModel:
+        import numpy as np
+
+        settings: AdapterSettings = job.decoded_settings
+        model = untied_model(required, settings)
+        merged = {name: of_required[name if name in of_required else EMBEDDING] for name in model_tensors(model)}
+        for name in adapted_matrices(job.model, settings):
+            product = tensors[f"{name}{B_SUFFIX}"] @ tensors[f"{name}{A_SUFFIX}"]
+            merged[name] = merged[name] + np.float32(SCALE / settings.rank) * product
+        return MergedModel(model, merged)
+
     def outer_terms(self, job: JobSpecProtocol, brief: bytes) -> AdamWTerms | None:
         if not brief:
             return None
@@ -106,6 +123,11 @@ class ClientObjective(Objective):
             return {manifest: MANIFEST_BYTES_MAX}
         listed = codec.decode(Manifest, files[manifest].read_bytes(), MANIFEST_BYTES_MAX)
         return {manifest: MANIFEST_BYTES_MAX} | {body.digest: body.bytes for body in listed.bodies}
+
+
+def untied_model(model: ModelSpec, settings: AdapterSettings) -> ModelSpec:
+    """Return the model with merged adapters. The embedding stays as it is, so the output matrix becomes one of its own."""
+    return replace(model, tied=model.tied and not settings.train_unembed)
 
 
 def adapted_matrices(model: ModelSpec, settings: AdapterSettings) -> dict[str, tuple[int, int]]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from clients.objective import A_SUFFIX, B_SUFFIX, SCALE, adapted_matrices
+from clients.objective import A_SUFFIX, B_SUFFIX, SCALE, adapted_matrices, untied_model
 from clients.pytorch.losses import token_losses
 from clients.records import AdapterSettings, Example, RequestBody
 from training.engines.engine import RequiredModel
@@ -39,8 +39,7 @@ class AdaptedModel:
     def __init__(self, spec: JobSpec, base: RequiredModel, device: torch.device) -> None:
         """Make the model of a client job. `base` is the finished model that it adapts."""
         settings: AdapterSettings = spec.decoded_settings
-        # The embedding stays as it is, so a tied output matrix with an adapter becomes a matrix of its own.
-        model = replace(base.spec.model, tied=base.spec.model.tied and not settings.train_unembed)
+        model = untied_model(base.spec.model, settings)
         self._layout, self._device, self._micro_batch = layout_of(spec), device, spec.micro_batch
         self.gpt = GPT(replace(base.spec, model=model), device)
         self._scale = SCALE / settings.rank

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from peer.export.model_provenance import ExportableModel
+from peer.export.model_provenance import ExportableModel, required_model
 from peer.export.run_export import require_new_folder
 from protocol.api import ModelFilesView
 from protocol.errors import UserError
@@ -19,8 +19,8 @@ from training.api.job_notes import preparation_notes
 from training.data.tokenizer import END_OF_TEXT, BpeVocabulary, load_vocabulary, tokenizer_config, tokenizer_json
 from training.formats import checkpoint, gguf, huggingface_model
 from training.job_spec import AggregationRule, AuditMode, JobSpec
-from training.replicated.tensor_layout import Float32Array, layout_of
-from training.transformer import FIRST_TOKEN_VECTOR, HEAD, tensor_shapes
+from training.replicated.tensor_layout import layout_of
+from training.transformer import FIRST_TOKEN_VECTOR, HEAD
 
 TRANSFORMERS, GGUF = "transformers", "gguf"
 NOT_NAMED: Final = "not named"
@@ -65,7 +65,7 @@ def write_model_files(found: ExportableModel, folder: Path, format: str) -> Mode
     Raises `UserError` if `folder` is not new or empty, cannot be written, or the format does not fit the model.
     """
     require_new_folder(folder)
-    vocabulary, own = _vocabulary(found, format), found.spec.resolved_objective.makes_text
+    vocabulary = _vocabulary(found, format)
     part = folder.with_name(f".{folder.name}.part-{os.getpid()}")
     try:
         part.mkdir(parents=True)
@@ -74,7 +74,7 @@ def write_model_files(found: ExportableModel, folder: Path, format: str) -> Mode
                 _write_transformers(found, vocabulary, part)
             else:
                 _write_gguf(found, vocabulary, part, is_half=format == GGUF)
-            left_out = _left_out(found, keeps_score=not own)
+            left_out = _left_out(found, keeps_score=not found.makes_text)
             _put(part / "README.md", model_card(found, vocabulary, format, left_out).encode())
             _put(part / huggingface_model.SUMS, huggingface_model.sha256_sums(part).encode())
             sizes = [path.stat().st_size for path in part.iterdir()]
@@ -102,7 +102,7 @@ def _vocabulary(found: ExportableModel, format: str) -> BpeVocabulary:
     spec = found.spec
     if not spec.resolved_objective.needs_worker:
         raise UserError(f"job {spec.name!r} trains no model: `peer jobs` lists the jobs with their objectives")
-    if not spec.resolved_objective.makes_text and format != TRANSFORMERS:
+    if not found.makes_text and format != TRANSFORMERS:
         raise UserError(f"job {spec.name!r} produces scores, which GGUF cannot store: use --format {TRANSFORMERS}")
     vocabulary = load_vocabulary(found.tokenizer, spec.model.vocabulary)
     if len(vocabulary.ids) > spec.model.vocabulary:
@@ -115,19 +115,13 @@ def _left_out(found: ExportableModel, keeps_score: bool) -> tuple[str, ...]:
     return tuple(name for name in names if not (keeps_score and name == found.spec.resolved_objective.score_head))
 
 
-def _tensors(found: ExportableModel) -> dict[str, Float32Array]:
-    """Return the tensors of the transformer, without those that the objective added."""
-    views = layout_of(found.spec).tensor_views(found.parameters)
-    return {name: views[name] for name, _ in tensor_shapes(found.spec.model)}
-
-
 def _write_transformers(found: ExportableModel, vocabulary: BpeVocabulary, folder: Path) -> None:
     spec = found.spec
-    names = huggingface_model.llama_tensor_names(spec.model)
-    tensors = {names[name]: values for name, values in _tensors(found).items()}
+    names = huggingface_model.llama_tensor_names(found.model)
+    tensors = {names[name]: values for name, values in found.tensors.items()}
     stop = stop_token(spec, vocabulary)
-    config = huggingface_model.llama_config(spec.model, stop)
-    if not spec.resolved_objective.makes_text:
+    config = huggingface_model.llama_config(found.model, stop)
+    if not found.makes_text:
         # A reward model computes its score from the features of the last token.
         config |= {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}
         tensors[huggingface_model.SCORE] = (
@@ -142,10 +136,10 @@ def _write_transformers(found: ExportableModel, vocabulary: BpeVocabulary, folde
 
 
 def _write_gguf(found: ExportableModel, vocabulary: BpeVocabulary, folder: Path, is_half: bool) -> None:
-    model = found.spec.model
+    model = found.model
     fields = gguf.gguf_metadata(model, vocabulary, found.spec.name, stop_token(found.spec, vocabulary), is_half)
     with _file(folder / "model.gguf") as stream:
-        gguf.write_gguf(stream, fields, model, list(_tensors(found).items()), is_half)
+        gguf.write_gguf(stream, fields, model, list(found.tensors.items()), is_half)
 
 
 @contextlib.contextmanager
@@ -169,9 +163,9 @@ def model_card(found: ExportableModel, vocabulary: BpeVocabulary, format: str, l
     """Return the model card in Markdown. `left_out` names the job's tensors that the files lack."""
     spec = found.spec
     rows = "\n".join(f"| {name} | {_cell(value)} |" for name, value in _rows(found, vocabulary, left_out))
-    how = _LLAMA_CPP if format != TRANSFORMERS else _SNIPPET if spec.resolved_objective.makes_text else _SCORING
+    how = _LLAMA_CPP if format != TRANSFORMERS else _SNIPPET if found.makes_text else _SCORING
     licence = [f"license: {json.dumps(spec.licence)}"] if spec.licence else []
-    kind = "text-generation" if spec.resolved_objective.makes_text else "text-classification"
+    kind = "text-generation" if found.makes_text else "text-classification"
     library = "transformers" if format == TRANSFORMERS else "gguf"
     front = "\n".join([*licence, f"library_name: {library}", f"pipeline_tag: {kind}", "tags: [folkmoot]"])
     where = "" if format != TRANSFORMERS else ", where `DIR` is this folder"
@@ -202,7 +196,8 @@ def _rows(found: ExportableModel, vocabulary: BpeVocabulary, left_out: tuple[str
         ("model root", f"`{found.root.hex()}`"),
         ("network", f"{found.network}, chain id `{found.chain_id}`"),
         ("taken from", found.source_text),
-        ("parameters", f"{spec.model.parameters:,}"),
+        *_base_row(spec),
+        ("parameters", f"{found.model.parameters:,}"),
         ("tokens", _tokens(spec, vocabulary)),
         ("data", _data(found)),
         ("licence", spec.licence or NOT_NAMED),
@@ -223,6 +218,12 @@ def _rows(found: ExportableModel, vocabulary: BpeVocabulary, left_out: tuple[str
         yield "left out", f"{', '.join(left_out)}: vectors of the objective beside the transformer{first}"
 
 
+def _base_row(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    required = required_model(spec)
+    if required is not None:
+        yield "changes", f"the model of job `{required.job.hex()}`, whose adapters are merged into it"
+
+
 def stop_token(spec: JobSpec, vocabulary: BpeVocabulary) -> int | None:
     """Return the token that ends a text: the stop token of the job, otherwise that of the tokenizer, otherwise None."""
     stop = spec.resolved_objective.stop_token(spec)
@@ -238,7 +239,7 @@ def _tokens(spec: JobSpec, vocabulary: BpeVocabulary) -> str:
 def _data(found: ExportableModel) -> str:
     spec = found.spec
     if spec.data is None:
-        return "each trainer's own text" if spec.resolved_objective.reads_text else "only the prompts"
+        return "each trainer's own text" if spec.resolved_objective.reads_text else spec.resolved_objective.data_without_text
     return f"`{spec.data.hex()}` (SHA-256 of its manifest){f', {found.data_origin}' if found.data_origin else ''}"
 
 

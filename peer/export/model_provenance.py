@@ -15,6 +15,7 @@ from pathlib import Path
 
 from features.lazy_import import import_object
 from ledger.core.genesis import Genesis
+from ledger.jobs import ModelReference
 from ledger.ledger_state import LedgerState
 from peer.export.run_export import MANIFEST, tokenizer_path
 from peer.features import register_features, rules_of
@@ -28,7 +29,9 @@ from training.data.tokenizer import TOKENIZER_BYTES_MAX
 from training.formats import checkpoint
 from training.job_spec import JobSpec
 from training.model_store import JobModelStore
-from training.replicated.tensor_layout import Float32Array
+from training.objectives.objective import MergedModel
+from training.replicated.tensor_layout import Float32Array, layout_of
+from training.transformer import ModelSpec, tensor_shapes
 
 ReadTokenizer = Callable[[bytes], bytes]  # digest of a tokenizer -> its bytes
 
@@ -52,7 +55,22 @@ class ExportableModel:
     absent: int | None = None  # number of updates that were missing or late
     figures: Mapping[str, float] = field(default_factory=dict)
     rounds_in_model: int | None = None  # rounds in the model without undone ones, or None if unknown
+    merged: MergedModel | None = None  # the transformer, if `parameters` change the model of another job
     newer_round: int = 0  # `round` of the job's newest model if audits may still undo that model, otherwise 0
+
+    @property
+    def model(self) -> ModelSpec:
+        return self.merged.model if self.merged else self.spec.model
+
+    @property
+    def tensors(self) -> Mapping[str, Float32Array]:
+        """The tensors of the transformer by name, without those that the objective added."""
+        found = self.merged.tensors if self.merged else layout_of(self.spec).tensor_views(self.parameters)
+        return {name: found[name] for name, _ in tensor_shapes(self.model)}
+
+    @property
+    def makes_text(self) -> bool:
+        return self.merged is not None or self.spec.resolved_objective.makes_text
 
 
 def model_from_state(
@@ -62,6 +80,13 @@ def model_from_state(
     key, number, newer = choose_model(state, host, text)
     job = state.jobs.jobs[key]
     spec, model = JobSpec.decode(job.spec), host.open_decided_model(store, key, job, number)
+    required, merged = required_model(spec), None
+    if required is not None:
+        of_base = state.jobs.jobs.get(required.job)
+        if of_base is None:
+            raise UserError(f"the network has deleted job {required.job.hex()[:8]}, whose model job {spec.name!r} changes")
+        base = host.open_decided_model(store, required.job, of_base, required.round)
+        merged = _merge(spec, model.parameters, base.spec, base.parameters)
     not_accepted = sum(map(Counter, job.rejected.values()), Counter[str]())
     return ExportableModel(
         network=genesis.network,
@@ -81,8 +106,20 @@ def model_from_state(
         absent=not_accepted[ABSENT],
         figures=store.measurements(key).get(model.round, {}),
         rounds_in_model=model.rounds_in_model,
+        merged=merged,
         newer_round=newer,
     )
+
+
+def required_model(spec: JobSpec) -> ModelReference | None:
+    """Return the model of another job that this job changes; None: the job has a model of its own."""
+    kind = spec.resolved_objective
+    return kind.required_model(spec) if kind.changes_required_model else None
+
+
+def _merge(spec: JobSpec, parameters: Float32Array, base: JobSpec, of_base: Float32Array) -> MergedModel:
+    tensors, others = layout_of(spec).tensor_views(parameters), layout_of(base).tensor_views(of_base)
+    return spec.resolved_objective.merge_into_required(spec, tensors, base.model, others)
 
 
 def choose_model(state: LedgerState, host: JobModelStore, text: str) -> tuple[bytes, int, int]:
@@ -150,6 +187,12 @@ def model_from_export(folder: Path, text: str) -> ExportableModel:
     spec, parameters, origin = read[key]
     if number not in (None, origin.round):
         raise UserError(f"the model of job {spec.name!r} at round {number} is not in the export, which has @{origin.round}")
+    required, merged = required_model(spec), None
+    if required is not None:
+        if required.job not in read:
+            raise UserError(f"the export has no model of job {required.job.hex()[:8]}, whose model job {spec.name!r} changes")
+        base, of_base, _ = read[required.job]
+        merged = _merge(spec, parameters, base, of_base)
     return ExportableModel(
         network=network,
         chain_id=chain_id,
@@ -160,6 +203,7 @@ def model_from_export(folder: Path, text: str) -> ExportableModel:
         parameters=parameters,
         tokenizer=None if spec.tokenizer is None else _exported_tokenizer(folder, spec.tokenizer),
         source_text="an export, which `peer audit` checks",
+        merged=merged,
     )
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # numpy is imported only for types, since voters check the ru
 STEERING_BYTES_MAX: Final = 64  # bytes of a controller state: one or two numbers
 NATS = "nats/token"
 Shape = tuple[int, ...]
+Tensors = Mapping[str, "npt.NDArray[np.float32]"]  # by name
 
 
 class JobSpecProtocol(Protocol):
@@ -67,6 +68,14 @@ class AdamWTerms:
     beta2: float
     epsilon: float
     weight_decay: float
+
+
+@dataclass(frozen=True, slots=True)
+class MergedModel:
+    """A transformer that a job's parameters and the model of another job make together."""
+
+    model: ModelSpec
+    tensors: Tensors  # by name, as in `training.transformer.tensor_shapes`
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +142,7 @@ class Objective:
     on_request: ClassVar[bool] = False
     limits_norm: ClassVar[bool] = True  # True: an update with an unusual norm is rejected
     role: ClassVar[str] = TRAINER  # role in the ledger of the members that train for this objective
+    data_without_text: ClassVar[str] = "only the prompts"  # what the job learned from, for people, if it reads no text
     reads_text: ClassVar[bool] = True  # True: the job names a text, or each trainer has its own text.
     makes_text: ClassVar[bool] = True  # True: the model can generate text for people.
     score_head: ClassVar[str] = ""  # name of the tensor that computes the score of a text; empty: the model computes no score
@@ -156,6 +166,7 @@ class Objective:
     refers_to_first: ClassVar[bool] = False  # True: the engine gets the parameters of the job's first round, too.
     # True: a job may start from a foreign model, which has all tensors that the objective needs.
     starts_from_parameters: ClassVar[bool] = False
+    changes_required_model: ClassVar[bool] = False  # True: the job's parameters change the model that `required_model` names.
     reads_required_data: ClassVar[bool] = True  # True: the engine gets the data of the job that `required_model` names, too.
     # Names of the objectives that a job named by `required_model` may have.
     required_objectives: ClassVar[Sequence[str]] = ()
@@ -198,6 +209,15 @@ class Objective:
     def required_model(self, job: JobSpecProtocol) -> ModelReference | None:
         """Return a reference to the model of another finished job that trainers and auditors need; None if they need none."""
         return None
+
+    def merge_into_required(
+        self, job: JobSpecProtocol, tensors: Tensors, required: ModelSpec, of_required: Tensors
+    ) -> MergedModel:
+        """Return the transformer that this job's tensors and those of its `required_model` make together.
+
+        Only objectives with `changes_required_model` have this method.
+        """
+        raise NotImplementedError
 
     def required_files(self, job: JobSpecProtocol) -> Mapping[bytes, int]:
         """Return the digests of further blobs that trainers and auditors need, each with its most bytes."""
