@@ -160,7 +160,8 @@ def _answerer(
             given["token"] = token
         said: Json | TextReply | BytesReply | FileReply | HeldReply | tuple[int, Json] = await call(token, given)
         if isinstance(said, HeldReply):
-            said = await held.hold(said.name, partial(call, token, given))
+            with connection_limits.cancelled_with_connection(request):
+                said = await held.hold(said.name, partial(call, token, given))
         if isinstance(said, HeldReply):
             said = said.body
         if isinstance(said, BytesReply):

@@ -16,7 +16,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from aiohttp import web
@@ -96,11 +97,12 @@ class ConnectionSlots:
 class LimitedRequestHandler(web.RequestHandler):
     """aiohttp's handler of one connection, extended by the connection's slot."""
 
-    __slots__ = ("_places", "place")
+    __slots__ = ("_places", "holding", "place")
 
     def __init__(self, places: ConnectionSlots, place: ConnectionSlot, server: web.Server, **more: Any) -> None:
         super().__init__(server, access_log_class=_ReplyFinishedLogger, access_log=log, **more)
         self._places, self.place = places, place
+        self.holding: asyncio.Task[Any] | None = None  # task that waits for the result of a held reply
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport)
@@ -109,6 +111,8 @@ class LimitedRequestHandler(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._places.release_slot(self.place)
+        if self.holding is not None:
+            self.holding.cancel()
         super().connection_lost(exc)
 
     def handle_error(self, *arguments: Any, **more: Any) -> web.StreamResponse:
@@ -133,3 +137,17 @@ def set_reply_deadline(request: web.BaseRequest, seconds: float) -> None:
     """Set the deadline of the reply to this request to `seconds` from now."""
     if isinstance(request.protocol, LimitedRequestHandler):
         request.protocol.place.begin_request(seconds)
+
+
+@contextmanager
+def cancelled_with_connection(request: web.BaseRequest) -> Iterator[None]:
+    """Cancel the current task when the client closes the connection within this block."""
+    handler, task = request.protocol, asyncio.current_task()
+    assert isinstance(handler, LimitedRequestHandler) and task is not None
+    if request.transport is None:  # the connection is closed already
+        task.cancel()
+    handler.holding = task
+    try:
+        yield
+    finally:
+        handler.holding = None

@@ -22,8 +22,9 @@ from tests.clients.runs import body, floats, tokens
 from tests.clients.test_daemon import MODEL, SETTINGS, certain
 from tests.clients.test_wire import CLASSES
 from tests.peer.processes import Daemon, command, daemons, poll
+from tests.web.room import Room, said
 from training.data.default_text import default_text
-from web.held_replies import HOLD_SECONDS
+from web.held_replies import HOLD_SECONDS, HeldReplies
 
 pytestmark = pytest.mark.real("sockets, a daemon and its worker")
 BATCHES = [certain(body(examples=4, seed=seed)) for seed in range(3)]
@@ -235,6 +236,36 @@ def test_a_poll_for_an_unknown_request_is_gone(gateway: Gateway) -> None:
         gone = program.retrieve(unknown)
         assert gone.status == 410 and gone.json["detail"].startswith("no request")
     assert program.post("forward_backward", b"no protobuf").status == 400
+
+
+async def test_a_poll_that_its_client_gives_up_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, hold = list[HeldReplies](), HeldReplies.hold
+
+    async def record(held: HeldReplies, *arguments: Any) -> Any:
+        seen.append(held)
+        return await hold(held, *arguments)
+
+    monkeypatch.setattr(HeldReplies, "hold", record)
+    async with Room(tmp_path).serving() as (_, site):
+        program = await said(Program(site.host, site.port).begin)
+        await said(program.request_model)
+        accepted = await said(program.request_step, f"{program.session}:train:0", 2)  # it waits for number 1
+        polls = [await trio.open_tcp_stream(site.host, site.port) for _ in range(3)]
+        content = b'{"request_id": "%s"}' % accepted.json["request_id"].encode()
+        for poll in polls:
+            await poll.send_all(
+                b"POST /tinker/api/v1/retrieve_future HTTP/1.1\r\nHost: localhost\r\nX-API-Key: tml-any\r\n"
+                b"Content-Length: %d\r\n\r\n%s" % (len(content), content)
+            )
+        began = trio.current_time()
+        while len(seen) < len(polls):  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        assert seen[0]._waiting.keys() == {accepted.json["request_id"]}
+        for poll in polls:
+            await poll.aclose()
+        while seen[0]._waiting:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        assert trio.current_time() - began < GAP_SECONDS / 2
 
 
 def test_a_killed_gateway_answers_each_request_once_at_its_address(gateway: Gateway) -> None:

@@ -26,6 +26,7 @@ from urllib.parse import quote
 
 import trio
 
+from clients.wire.wire_format import encode_bytes, encode_entry, encode_varint
 from tests.peer.processes import command, daemons
 from tests.web.client import Person, Site
 
@@ -145,6 +146,35 @@ def requests_of(known: Known, random: Random) -> tuple[str, str, Any]:
             lambda: _of_programs(random),
         )
     )()
+
+
+def _of_programs(random: Random) -> tuple[str, str, Any]:
+    session, number = random.choice("st"), random.randint(0, 30)
+    model = f"{session}:train:{random.randint(0, 3)}"
+    targets = encode_bytes(2, encode_bytes(1, bytes(16)) + encode_varint(3, 2))  # two tokens, as int64
+    example = encode_bytes(1, encode_bytes(1, encode_bytes(1, bytes(8)))) + encode_entry(2, "target_tokens", targets)
+    loss = random.choice((b"cross_entropy", b"ppo", b"no"))
+    gradient = encode_bytes(1, model.encode()) + encode_varint(2, number) + encode_bytes(3, example) + encode_bytes(4, loss)
+    ids = {"session_id": session, "model_seq_id": random.randint(0, 3)}
+    lora, rates = {"rank": random.choice(STRANGE), "seed": random.choice(STRANGE)}, {"learning_rate": random.choice(STRANGE)}
+    method, call, body = random.choice(
+        (
+            (
+                "POST",
+                random.choice(("client/config", "client/dynamic_config", "create_session", "telemetry")),
+                {"sdk_version": "0"},
+            ),
+            ("POST", "session_heartbeat", ids),
+            ("POST", f"sessions/{session}/finish", {"reason": {"type": "success"}, "detail": None}),
+            ("GET", random.choice(("healthz", "get_server_capabilities")), None),
+            ("POST", "create_model", ids | {"base_model": "base", "lora_config": lora, "optimizer_config": {"type": "adamw"}}),
+            ("POST", "get_info", {"model_id": model}),
+            ("POST", "forward_backward", gradient),
+            ("POST", "optim_step", {"model_id": model, "seq_id": number, "adam_params": rates, "optimizer_params": {}}),
+            ("POST", "retrieve_future", {"request_id": f"{model}#{random.choice((number, '9' * 5_000))}"}),
+        )
+    )
+    return method, f"/tinker/api/v1/{call}", body
 
 
 def _of_operators(known: Known, random: Random) -> tuple[str, str, Any]:
