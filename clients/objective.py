@@ -36,6 +36,8 @@ from training.transformer import (
 )
 
 MODULE: Final = "clients"
+# Longest wait for the update of one trainer: another trainer then gets the step. Other jobs wait for the step's place, too.
+PROPOSAL_SECONDS_MAX: Final = 60.0
 SCALE: Final = 32  # scale of an adapter's product, divided by its rank
 A_SUFFIX, B_SUFFIX = ".adapter_a", ".adapter_b"
 BASES: Final = ("language", "instruct", "dpo", "ppo")  # objectives of jobs whose models have adapters
@@ -74,6 +76,8 @@ class ClientObjective(Objective):
             "initial_model": None,
             "base": None,
         }
+        if job.proposal_seconds > PROPOSAL_SECONDS_MAX:
+            return f"proposal_seconds {job.proposal_seconds:g} is more than {PROPOSAL_SECONDS_MAX:g}"
         for name, value in wanted.items():
             if getattr(job, name) != value:
                 return f"a job of the objective {self.name!r} has {name} {value}, not {getattr(job, name)}"

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import trio
 
@@ -22,7 +21,7 @@ from clients.ledger.clients_module import (
     RequestStep,
     StepOutcome,
 )
-from clients.objective import BASES, MODULE, ClientObjective
+from clients.objective import BASES, MODULE, PROPOSAL_SECONDS_MAX, ClientObjective
 from clients.records import BODIES_MAX, AdapterSettings, ListedBody, Manifest, OptimizerStep, RequestBody, StepBrief
 from clients.worker_requests import PassRequest
 from ledger.jobs import Job, JobPhase, job_id
@@ -30,10 +29,9 @@ from ledger.network_governance import NetworkState
 from protocol import codec
 from protocol.errors import UserError
 from training.api.initial_model import resolve_base_job
+from training.api.job_notes import rejections_text
 from training.job_spec import ROUNDS_MAX, AggregationRule, AuditMode, JobSpec, OuterOptimizerKind
 from training.round_context import TrainingPeer, WorkerClient
-
-PROPOSAL_SECONDS: Final = 60.0  # longest wait for the update of one trainer; then another trainer gets the step
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +146,7 @@ class ClientRuns:
         outcome = run.last
         assert outcome is not None and outcome.step == number, "one step at a time is open"
         if not outcome.is_accepted:
-            why = ", ".join(f"{count} {reason}" for reason, count in sorted(outcome.rejected.items()))
+            why = rejections_text(outcome.rejected, ClientObjective().reason_labels)
             raise UserError(f"step {number} failed, and the model is unchanged: no trainer's update was accepted ({why})")
         return outcome
 
@@ -169,7 +167,7 @@ class ClientRuns:
 
     def _worker(self) -> WorkerClient:
         if self._peer.worker_client is None:
-            raise UserError("this peer has no worker, which a gateway needs: run it with --role trainer or full")
+            raise UserError("this peer has no worker, which a gateway needs: run it with --role full")
         return self._peer.worker_client
 
 
@@ -190,6 +188,6 @@ def make_run_spec(base: JobSpec, settings: AdapterSettings, seed: int) -> JobSpe
         rule=AggregationRule.MEAN,
         byzantine_max=0,
         audit=AuditMode.FULL,
-        proposal_seconds=PROPOSAL_SECONDS,
+        proposal_seconds=PROPOSAL_SECONDS_MAX,
         objective_settings=codec.encode(settings),
     )

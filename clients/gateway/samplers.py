@@ -124,7 +124,7 @@ class Samplers:
     async def _draw(self, sampler: StoredSampler, job: Job, request: SampleRequest) -> bytes:
         worker = self._peer.worker_client
         if worker is None:
-            raise UserError("this peer has no worker, which a gateway needs: run it with --role trainer or full")
+            raise UserError("this peer has no worker, which a gateway needs: run it with --role full")
         context = self._peer.make_round_context(sampler.job, job.round, job)
         directory = context.model_directory
         if sampler.model is not None:

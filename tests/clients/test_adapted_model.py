@@ -16,9 +16,10 @@ from clients.records import BETA, HIGH, LOSS_DEFAULTS, LOW, RATIO_MASK, ClientLo
 from tests.clients.runs import BASE, base_model, body, client_spec
 from training.engines.pytorch.device import CPU
 from training.engines.pytorch.model import GPT
+from training.job_spec import JobSpec
 from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import Float32Array, layout_of
-from training.transformer import OUTPUT_MATRIX
+from training.transformer import OUTPUT_MATRIX, tensor_shapes
 
 TIED, UNTIED = BASE, replace(BASE, model=replace(BASE.model, tied=False))
 CHOICES = [
@@ -199,3 +200,21 @@ def test_thresholds_bound_the_ratio(loss: ClientLoss) -> None:
         token_losses(loss, p, inputs, torch.ones(1, 2, dtype=torch.bool), {LOW: 1 - x, HIGH: 1 + x}) for x in (0.99, 0.1)
     )
     assert not torch.equal(wide, narrow)
+
+
+@pytest.mark.parametrize("base", [TIED, UNTIED], ids=["tied", "untied"])
+@pytest.mark.parametrize("settings", CHOICES)
+def test_a_merged_model_has_the_matrices_that_a_pass_computes_with(base: JobSpec, settings: dict[str, object]) -> None:
+    spec, model, adapters = (
+        client_spec(base, **settings),
+        adapted(base, **settings),
+        random_adapters(client_spec(base, **settings)),
+    )
+    model.load_adapters(adapters)
+    tensors, of_base = layout_of(spec).tensor_views(adapters), layout_of(base).tensor_views(base_model(base).parameters)
+    merged = spec.resolved_objective.merge_into_required(spec, tensors, base.model, of_base)
+    assert merged.model.tied == (base.model.tied and not spec.decoded_settings.train_unembed)
+    wanted = layout_of(model.gpt.job).tensor_views(model.gpt.parameters.numpy())
+    assert merged.tensors.keys() == wanted.keys() == dict(tensor_shapes(merged.model)).keys()
+    for name, values in wanted.items():
+        assert np.abs(merged.tensors[name] - values).max() <= 1e-6

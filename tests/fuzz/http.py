@@ -150,7 +150,8 @@ def requests_of(known: Known, random: Random) -> tuple[str, str, Any]:
 
 def _of_programs(random: Random) -> tuple[str, str, Any]:
     session, number = random.choice("st"), random.randint(0, 30)
-    model = f"{session}:train:{random.randint(0, 3)}"
+    model, sampler = f"{session}:train:{random.randint(0, 3)}", f"{session}:sample:{random.randint(0, 3)}"
+    samples = {"prompt": random.choice(STRANGE), "num_samples": random.choice(STRANGE), "sampling_params": random.choice(STRANGE)}
     targets = encode_bytes(2, encode_bytes(1, bytes(16)) + encode_varint(3, 2))  # two tokens, as int64
     example = encode_bytes(1, encode_bytes(1, encode_bytes(1, bytes(8)))) + encode_entry(2, "target_tokens", targets)
     loss = random.choice((b"cross_entropy", b"ppo", b"no"))
@@ -166,12 +167,19 @@ def _of_programs(random: Random) -> tuple[str, str, Any]:
             ),
             ("POST", "session_heartbeat", ids),
             ("POST", f"sessions/{session}/finish", {"reason": {"type": "success"}, "detail": None}),
-            ("GET", random.choice(("healthz", "get_server_capabilities")), None),
+            ("GET", random.choice(("healthz", "get_server_capabilities", f"samplers/{sampler}", "samplers/%2F")), None),
             ("POST", "create_model", ids | {"base_model": "base", "lora_config": lora, "optimizer_config": {"type": "adamw"}}),
             ("POST", "get_info", {"model_id": model}),
+            ("POST", "save_weights_for_sampler", {"model_id": model, "seq_id": number, "sampling_session_seq_id": number}),
+            ("POST", "create_sampling_session", {"session_id": session, "sampling_session_seq_id": number, "base_model": "base"}),
+            ("POST", "asample", {"sampling_session_id": sampler, "seq_id": number} | samples),
             ("POST", "forward_backward", gradient),
             ("POST", "optim_step", {"model_id": model, "seq_id": number, "adam_params": rates, "optimizer_params": {}}),
-            ("POST", "retrieve_future", {"request_id": f"{model}#{random.choice((number, '9' * 5_000))}"}),
+            (
+                "POST",
+                "retrieve_future",
+                {"request_id": f"{random.choice((model, sampler))}#{random.choice((number, '9' * 5_000))}"},
+            ),
         )
     )
     return method, f"/tinker/api/v1/{call}", body
@@ -203,40 +211,6 @@ def _of_operators(known: Known, random: Random) -> tuple[str, str, Any]:
             lambda: ("POST", f"{project}/redact", {"task": one(5, 2**20), "reason": "r"}),
             lambda: ("POST", f"{project}/tasks?{form}", one(*FILES)),
             lambda: ("POST", f"{projects}/check?{form}&{asked}", one(*FILES)),
-        )
-    )()
-
-
-def _of_programs(random: Random) -> tuple[str, str, Any]:
-    def one(*values: Any) -> Any:
-        return random.choice(values)
-
-    api, session, number = "/tinker/api/v1", one("s", "s:train:0", ""), one(0, 1, -1, 2**63, "1", None)
-    model = {"model_id": f"{session}:train:0", "seq_id": number}
-    sampler = {
-        "session_id": session,
-        "sampling_session_seq_id": number,
-        "base_model": one("base", 1),
-        "model_path": one(None, "x"),
-    }
-    samples = {"sampling_session_id": one("s:sample:0", "s"), "seq_id": number, "prompt": one({"chunks": [{"tokens": [1]}]}, 1)}
-    model_of_session = {"session_id": session, "model_seq_id": number, "base_model": one("base", ""), "lora_config": one({}, 1)}
-    return random.choice(
-        (
-            lambda: ("GET", f"{api}/{one('healthz', 'get_server_capabilities', 'samplers/s:sample:0', 'samplers/%2F')}", None),
-            lambda: (
-                "POST",
-                f"{api}/{one('client/config', 'client/dynamic_config', 'create_session', 'telemetry')}",
-                one({}, None),
-            ),
-            lambda: ("POST", f"{api}/sessions/{one('s', '%00')}/finish", {"reason": one("x", None)}),
-            lambda: ("POST", f"{api}/session_heartbeat", {"session_id": session}),
-            lambda: ("POST", f"{api}/create_model", model_of_session),
-            lambda: ("POST", f"{api}/{one('get_info', 'save_weights_for_sampler', 'optim_step')}", model),
-            lambda: ("POST", f"{api}/forward_backward", random.randbytes(20)),
-            lambda: ("POST", f"{api}/create_sampling_session", sampler),
-            lambda: ("POST", f"{api}/asample", samples),
-            lambda: ("POST", f"{api}/retrieve_future", {"request_id": one("s:train:0#1", "s:sample:0#1", "#", "x#" + "9" * 30)}),
         )
     )()
 

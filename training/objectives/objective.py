@@ -58,6 +58,9 @@ class JobSpecProtocol(Protocol):
     @property
     def seed(self) -> int: ...
 
+    @property
+    def proposal_seconds(self) -> float: ...
+
 
 @dataclass(frozen=True, slots=True)
 class AdamWTerms:
