@@ -17,7 +17,6 @@ from protocol.sampling import (
     TOP_K_MAX,
     SamplingOptions,
 )
-from training.transformer import VOCABULARY_MAX
 from web.calls import Json
 
 SEEDS: Final = 1 << 53  # number of different seeds: a client may give any integer, which is reduced
@@ -47,18 +46,18 @@ class SampleRequest:
         return len(self.prompt) + self.samples * self.options.max_tokens
 
 
-def parse_sample_request(given: Json, context: int) -> SampleRequest:
-    """Return a checked request to a model with this context. Raises `UserError` with the invalid value."""
+def parse_sample_request(given: Json, context: int, vocabulary: int) -> SampleRequest:
+    """Return a checked request to a model with these sizes. Raises `UserError` with the invalid value."""
     for name, nothing in NOT_COMPUTED.items():
         if given.get(name, nothing) not in (nothing, None):
             raise UserError(f"{name} {str(given[name])[:50]} is not supported: leave it out")
-    prompt, said = _parse_prompt(given.get("prompt")), given.get("sampling_params") or {}
+    prompt, said = _parse_prompt(given.get("prompt"), vocabulary), given.get("sampling_params") or {}
     if not isinstance(said, dict):
         raise UserError(f"sampling_params must be an object, not {str(said)[:50]!r}")
     if len(prompt) > context:
         raise UserError(f"the prompt has {len(prompt)} tokens, and the model's context is {context}")
     room = min(TOKENS_MAX, context + 1 - len(prompt))
-    texts, tokens, stops_at_end = _parse_stops(said.get("stop"))
+    texts, tokens, stops_at_end = _parse_stops(said.get("stop"), vocabulary)
     top_k = _parse_integer(said, "top_k", -1, -1, TOP_K_MAX)
     seed = said.get("seed")
     if seed is not None and type(seed) is not int:
@@ -82,7 +81,7 @@ def parse_sample_request(given: Json, context: int) -> SampleRequest:
     )
 
 
-def _parse_prompt(prompt: Any) -> tuple[int, ...]:
+def _parse_prompt(prompt: Any, vocabulary: int) -> tuple[int, ...]:
     chunks = prompt.get("chunks") if isinstance(prompt, dict) else None
     if not isinstance(chunks, list):
         raise UserError("prompt must be an object with chunks")
@@ -91,22 +90,22 @@ def _parse_prompt(prompt: Any) -> tuple[int, ...]:
         if not isinstance(chunk, dict) or chunk.get("type", "encoded_text") != "encoded_text":
             kind = chunk.get("type") if isinstance(chunk, dict) else chunk
             raise UserError(f"a chunk of type {str(kind)[:50]!r} is not supported: use encoded_text")
-        tokens += _parse_tokens("tokens of the prompt", chunk.get("tokens"))
+        tokens += _parse_tokens("tokens of the prompt", chunk.get("tokens"), vocabulary)
     if not tokens:
         raise UserError("the prompt has no tokens")
     return tuple(tokens)
 
 
-def _parse_tokens(what: str, given: Any) -> Sequence[int]:
+def _parse_tokens(what: str, given: Any, vocabulary: int) -> Sequence[int]:
     if not isinstance(given, list):
         raise UserError(f"{what} must be a list of token ids")
     for token in given:
-        if type(token) is not int or not 0 <= token < VOCABULARY_MAX:
-            raise UserError(f"{what} contain {str(token)[:50]!r}, which is no token id")
+        if type(token) is not int or not 0 <= token < vocabulary:
+            raise UserError(f"{what} contain {str(token)[:50]!r}, but the vocabulary has the tokens 0 to {vocabulary - 1}")
     return given
 
 
-def _parse_stops(given: Any) -> tuple[tuple[str, ...], tuple[int, ...], bool]:
+def _parse_stops(given: Any, vocabulary: int) -> tuple[tuple[str, ...], tuple[int, ...], bool]:
     """Return stop texts, stop tokens, and whether the end of a text stops, which it does if the client names no stop."""
     if given is None:
         return (), (), True
@@ -118,7 +117,7 @@ def _parse_stops(given: Any) -> tuple[tuple[str, ...], tuple[int, ...], bool]:
             if not 0 < len(stop) <= STOP_CHARACTERS_MAX:
                 raise UserError(f"stop {stop[:50]!r} has {len(stop)} characters, 1 to {STOP_CHARACTERS_MAX} are allowed")
         return tuple(stops), (), False
-    tokens = tuple(_parse_tokens("stop tokens", stops))
+    tokens = tuple(_parse_tokens("stop tokens", stops, vocabulary))
     if len(tokens) >= STOP_SEQUENCES_MAX:
         raise UserError(f"{len(tokens)} stop tokens are too many: at most {STOP_SEQUENCES_MAX - 1} are allowed")
     return (), tokens, False

@@ -105,7 +105,8 @@ class Samplers:
         self._waiting.add(name)
         try:
             job = self._job(sampler.job)
-            request = parse_sample_request(given, JobSpec.decode(job.spec).model.context)
+            model = JobSpec.decode(job.spec).model
+            request = parse_sample_request(given, model.context, model.vocabulary)
             if refusal := spend(request.tokens_max):
                 raise UserError(refusal)
         except UserError as error:

@@ -221,7 +221,7 @@ def _rows(found: ExportableModel, vocabulary: BpeVocabulary, left_out: tuple[str
 def _base_row(spec: JobSpec) -> Iterator[tuple[str, str]]:
     required = required_model(spec)
     if required is not None:
-        yield "changes", f"the model of job `{required.job.hex()}`, whose adapters are merged into it"
+        yield "adapters", f"merged into the model of job `{required.job.hex()}`"
 
 
 def stop_token(spec: JobSpec, vocabulary: BpeVocabulary) -> int | None:

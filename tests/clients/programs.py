@@ -40,6 +40,16 @@ def read_losses(data: bytes) -> tuple[float, list[Any]]:
     return message.metrics["loss:sum"], [logprobs[begin:end] for begin, end in pairwise(ends)]
 
 
+def read_samples(data: bytes) -> tuple[list[tuple[list[int], list[float], int]], list[float]]:
+    """Return tokens, log-probabilities and stop reason of each sample, and the log-probabilities of the prompt."""
+    message = CLASSES["SampleResponse"].FromString(data)
+    samples = [
+        (np.frombuffer(each.tokens, "<i4").tolist(), np.frombuffer(each.logprobs, "<f4").tolist(), each.stop_reason)
+        for each in message.sequences
+    ]
+    return samples, np.frombuffer(message.prompt_logprobs, "<f4").tolist()
+
+
 @dataclass(frozen=True)
 class Answer:
     status: int
@@ -99,6 +109,14 @@ class Program:
     def request_step(self, model: str, number: int, rate: object = 1e-2, **fields: Any) -> Answer:
         terms = {"learning_rate": rate, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12, "weight_decay": 0.0, "grad_clip_norm": 0.0}
         return self.post("optim_step", {"model_id": model, "seq_id": number, "adam_params": terms, "type": "optim_step"} | fields)
+
+    def request_samples(self, sampler: str, number: int, prompt: list[int], **given: Any) -> Answer:
+        ids = {
+            "sampling_session_id": sampler,
+            "seq_id": number,
+            "prompt": {"chunks": [{"tokens": prompt, "type": "encoded_text"}]},
+        }
+        return self.post("asample", {"num_samples": 1, "sampling_params": {}, "type": "sample"} | ids | given)
 
     def retrieve(self, request: str) -> Answer:
         """Ask for a result once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from clients.gateway.model_queue import GAP_SECONDS
 from clients.records import ClientLoss, Example, RequestBody
 from protocol.api import TrainRequest
 from storage.api_key_store import ApiKey, ApiKeyStore
-from tests.clients.programs import PROTOBUF, Answer, Program, gradient_request, read_losses
+from tests.clients.programs import PROTOBUF, Answer, Json, Program, gradient_request, read_losses, read_samples
 from tests.clients.runs import body, floats, tokens
 from tests.clients.test_daemon import MODEL, SETTINGS, certain
 from tests.clients.test_wire import CLASSES
@@ -285,6 +286,88 @@ def test_a_killed_gateway_answers_each_request_once_at_its_address(gateway: Gate
     assert all(after[name] == result for name, result in results.items())
     rounds = [result.json["metrics"]["round:max"] for result in after.values() if result.content_type != PROTOBUF]
     assert rounds == [0, 1, 2], "each step was decided once"
+
+
+# Samples -----------------------------------------------------------------------------------------------------------------
+
+GREEDY = {"max_tokens": 6, "temperature": 0.0, "stop": []}
+STOP, LENGTH = 0, 1
+
+
+def test_samples_of_a_run_are_those_of_the_step_at_which_its_sampler_was_made(gateway: Gateway) -> None:
+    program = gateway.program()
+    base = program.post(
+        "create_sampling_session", {"session_id": program.session, "sampling_session_seq_id": 7, "base_model": "base"}
+    )
+    sampler, model, prompt = base.json["sampling_session_id"], program.create_model(), [84, 104, 101, 32]
+    assert program.send("GET", f"samplers/{sampler}").json == {"sampler_id": sampler, "base_model": "base", "model_path": None}
+
+    def draw(sampler: str, number: int = 0) -> tuple[Any, list[float]]:
+        accepted = program.request_samples(sampler, number, prompt, sampling_params=GREEDY, prompt_logprobs=True)
+        result = program.result_of(accepted)
+        assert result.content_type == PROTOBUF
+        (sample,), scores = read_samples(result.data)
+        assert len(sample[0]) == len(sample[1]) == 6 and sample[2] == LENGTH and math.isnan(scores[0])
+        return sample, scores[1:]
+
+    def make_sampler(number: int, place: int) -> str:
+        ids = {"model_id": model, "seq_id": number, "sampling_session_seq_id": place}
+        made: str = program.result_of(program.post("save_weights_for_sampler", ids)).json["sampling_session_id"]
+        return made
+
+    first = make_sampler(1, 0)
+    assert first == f"{program.session}:sample:0" and draw(first) == draw(sampler), "the first adapters change nothing"
+    for step in range(3):  # the gateway keeps the models of two rounds
+        program.request_losses(model, 2 + 2 * step, BATCHES[0])
+        program.result_of(program.request_step(model, 3 + 2 * step, 0.1))
+    second = make_sampler(8, 1)
+    assert draw(second)[1] != draw(first, 1)[1] == draw(sampler, 1)[1], "each sampler keeps its model"
+    example = Example(tokens(prompt[:-1]), tokens(prompt[1:]), {"weights": floats([1.0] * 3)})
+    (logprobs,) = read_losses(program.result_of(program.request_losses(model, 9, request(example), forward_only=True)).data)[1]
+    assert logprobs.tolist() == pytest.approx(draw(second, 1)[1], abs=1e-5), "a sampler has the model that a pass computes with"
+
+
+def test_a_seed_determines_samples_and_a_stop_ends_them(gateway: Gateway) -> None:
+    program = gateway.program()
+    ids = {"session_id": program.session, "sampling_session_seq_id": 0, "base_model": "base"}
+    sampler = program.post("create_sampling_session", ids).json["sampling_session_id"]
+
+    def draw(number: int, **options: Any) -> list[tuple[list[int], list[float], int]]:
+        accepted = program.request_samples(sampler, number, [84], num_samples=3, sampling_params={"max_tokens": 8} | options)
+        assert len(accepted.json["sample_sequence_ids"]) == 3
+        return read_samples(program.result_of(accepted).data)[0]
+
+    free = draw(0, seed=5, stop=[])
+    assert free == draw(1, seed=5, stop=[]) != draw(2, seed=6, stop=[]) and len({tuple(sample[0]) for sample in free}) > 1
+    token = free[0][0][3]
+    stopped = draw(3, seed=5, stop=[token])
+    cut = free[0][0][: free[0][0].index(token) + 1]
+    assert stopped[0][0] == cut and stopped[0][2] == STOP
+    assert draw(0, seed=99) == free, "the same number is the same request"
+
+
+def test_faults_of_samples_are_failures_of_their_futures(gateway: Gateway) -> None:
+    program = gateway.program()
+    ids = {"session_id": program.session, "sampling_session_seq_id": 0, "base_model": "base"}
+    sampler = program.post("create_sampling_session", ids).json["sampling_session_id"]
+    faults: list[tuple[list[int], Json, str]] = [
+        ([1] * 99, {}, "the prompt has 99 tokens, and the model's context is 24"),
+        ([400], {}, "contain '400', but the vocabulary has the tokens 0 to 256"),
+        ([1], {"num_samples": 65}, "num_samples must be a whole number from 1 to 64, not '65'"),
+        ([1], {"sampling_params": {"temperature": None}}, "temperature must be a number"),
+    ]
+    for number, (prompt, given, fault) in enumerate(faults):
+        accepted = program.request_samples(sampler, number, prompt, **given)
+        assert len(accepted.json["sample_sequence_ids"]) == given.get("num_samples", 1), "the SDK asserts this"
+        assert fault in program.result_of(accepted).fault
+    model = program.create_model()
+    named = program.post("save_weights_for_sampler", {"model_id": model, "seq_id": 1, "path": "step1"})
+    assert "weights 'step1'" in program.result_of(named).fault
+    assert program.request_samples("other", 0, [1]).status == program.send("GET", "samplers/other").status == 404
+    for wrong in ({"base_model": "none"}, {"model_path": "tinker://x"}):
+        asked = {"session_id": program.session, "sampling_session_seq_id": 1} | wrong
+        assert program.post("create_sampling_session", asked).status == 404
+    assert program.retrieve(f"{sampler}#77").status == 410, "the SDK requests these samples again"
 
 
 def test_keys_divide_a_gateway(gateway: Gateway) -> None:

@@ -11,12 +11,12 @@ from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
 
 pytestmark = pytest.mark.pure
-CONTEXT = 8
+CONTEXT, VOCABULARY = 8, 256
 PROMPT = {"chunks": [{"tokens": [5, 6], "type": "encoded_text"}, {"tokens": [7]}]}
 
 
 def parse(**given: Any) -> SampleRequest:
-    return parse_sample_request({"prompt": PROMPT, "sampling_params": {"seed": 1}} | given, CONTEXT)
+    return parse_sample_request({"prompt": PROMPT, "sampling_params": {"seed": 1}} | given, CONTEXT, VOCABULARY)
 
 
 def with_options(**options: Any) -> SampleRequest:
@@ -76,8 +76,8 @@ def test_no_sample_is_longer_than_the_context() -> None:
         ({"prompt": {"chunks": ["x"]}}, "a chunk of type 'x'"),
         ({"prompt": {"chunks": [{"type": "image", "data": ""}]}}, "a chunk of type 'image'"),
         ({"prompt": {"chunks": [{"tokens": "ab"}]}}, "must be a list of token ids"),
-        ({"prompt": {"chunks": [{"tokens": [1, 65_536]}]}}, "'65536', which is no token id"),
-        ({"prompt": {"chunks": [{"tokens": [True]}]}}, "'True', which is no token id"),
+        ({"prompt": {"chunks": [{"tokens": [1, 256]}]}}, "'256', but the vocabulary has the tokens 0 to 255"),
+        ({"prompt": {"chunks": [{"tokens": [True]}]}}, "contain 'True', but"),
         ({"prompt": {"chunks": [{"tokens": [1] * 9}]}}, "9 tokens, and the model's context is 8"),
         ({"num_samples": 0}, "num_samples must be a whole number from 1 to 64, not '0'"),
         ({"num_samples": 65}, "not '65'"),
@@ -111,7 +111,7 @@ def test_a_fault_names_its_value(given: dict[str, Any], problem: str) -> None:
         ({"stop": ""}, "stop '' has 0 characters"),
         ({"stop": ["x"] * 9}, "9 stop texts are too many"),
         ({"stop": [1] * 64}, "64 stop tokens are too many"),
-        ({"stop": ["x", 1]}, "'x', which is no token id"),
+        ({"stop": ["x", 1]}, "contain 'x', but"),
         ({"stop": 5}, "stop tokens must be a list"),
     ],
 )
