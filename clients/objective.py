@@ -130,7 +130,7 @@ class ClientObjective(Objective):
 
 
 def untied_model(model: ModelSpec, settings: AdapterSettings) -> ModelSpec:
-    """Return the model with merged adapters. The embedding stays as it is, so the output matrix becomes one of its own."""
+    """Return the model with merged adapters. The embedding does not change, so a tied output matrix becomes a separate one."""
     return replace(model, tied=model.tied and not settings.train_unembed)
 
 

@@ -1,1 +1,1 @@
-"""The gateway: what a peer does for the programs that it serves."""
+"""The gateway, which serves programs with the SDK `tinker`."""

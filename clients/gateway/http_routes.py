@@ -17,7 +17,7 @@ PROGRAM: Final = ClientClass("program", "folkmoot-program", "key", "X-API-Key")
 REFUSED: Final = {"unauthorized": "an unknown key, or a program of another machine while the peer has no keys"}
 NUMBER: Final = integer_type(0, SEQ_ID_MAX)
 SAMPLE_NUMBER: Final = integer_type(0, (1 << 63) - 1)  # a copied client of the SDK begins at a large number
-# Fields of a request for samples. What is wrong in them is the failure of its future.
+# Fields of a request for samples. Their faults are failures of its future, and not of the call.
 SAMPLE_FIELDS: Final = ("prompt", "num_samples", "sampling_params", "prompt_logprobs", "prompt_logprobs_last_n", *NOT_COMPUTED)
 ANYTHING: Final = FieldType("JSON", {}, lambda value: True)
 FUTURE: Final = RouteReply("request_id", "`retrieve_future` has the result")

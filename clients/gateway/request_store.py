@@ -20,7 +20,7 @@ class RequestKind(enum.StrEnum):
     FORWARD = "forward"
     GRADIENT = "gradient"  # forward and backward
     STEP = "step"
-    SAMPLER = "sampler"  # a sampler of the model as it is then
+    SAMPLER = "sampler"  # a sampler of the present model
     INVALID = "invalid"  # The payload is the fault of the client, in UTF-8.
 
 

@@ -70,7 +70,7 @@ class Samplers:
         await trio.to_thread.run_sync(self._store.add_sampler, stored)
 
     async def open_run(self, sampler: str, model: str, key: bytes) -> None:
-        """Open a sampler of a client's model as it is now. No step of its run may be open until this call returns."""
+        """Open a sampler of the present adapters of a client's model. No step of its run may be open until this call returns."""
         job, known = self._job(key), await trio.to_thread.run_sync(self._store.find_model, model)
         assert known is not None
         copy = self._copy_of(key, job.round)
