@@ -22,7 +22,16 @@ from clients.records import (
 )
 from ledger.jobs import ModelReference
 from protocol import codec
-from training.objectives.objective import AdamWTerms, JobSpecProtocol, MergedModel, Objective, RejectionReason, Shape, Tensors
+from training.objectives.objective import (
+    AdamWTerms,
+    FirstModel,
+    JobSpecProtocol,
+    MergedModel,
+    Objective,
+    RejectionReason,
+    Shape,
+    Tensors,
+)
 from training.transformer import (
     EMBEDDING,
     OUTPUT_MATRIX,
@@ -114,6 +123,10 @@ class ClientObjective(Objective):
             product = tensors[f"{name}{B_SUFFIX}"] @ tensors[f"{name}{A_SUFFIX}"]
             merged[name] = merged[name] + np.float32(SCALE / settings.rank) * product
         return MergedModel(model, merged)
+
+    def first_model(self, job: JobSpecProtocol) -> FirstModel | None:
+        settings: AdapterSettings = job.decoded_settings
+        return FirstModel(settings.start, settings.start_moments) if settings.start is not None else None
 
     def outer_terms(self, job: JobSpecProtocol, brief: bytes) -> AdamWTerms | None:
         if not brief:

@@ -216,3 +216,7 @@ class AdapterSettings:
     """True if the output matrix has an adapter. A tied output matrix is a copy of the embedding then."""
     base: ModelReference
     """Final model of the finished job that the adapters change."""
+    start: ModelReference | None = None
+    """Saved model of another run with which the run begins. None: it begins with the base."""
+    start_moments: bool = False
+    """True if the run begins with the optimizer's moments of that model, too."""

@@ -19,6 +19,7 @@ from ledger.core.genesis import TRAINER, ModuleVersion
 from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
 from ledger.members import MembersState
 from ledger.model_anchors import (
+    SAVED_MODELS_MAX,
     UNDONE_KEPT,
     ModelAnchor,
     ModelAnchors,
@@ -47,9 +48,10 @@ BASES_MAX = 8  # finished jobs that stay because other jobs start from or read t
 PLANNED_MAX = 12  # finished or paused jobs that stay because modules will resume them, or start other jobs from them
 # Finished jobs that stay to replay jobs with open audits: at most one base and one read model for each.
 REPLAYED_MAX = 2 * WINDING_UP_MAX
+SAVING_MAX = 128  # jobs on request with saved models, for which they stay when they are over
 # Maximum number of finished jobs in the state. All running jobs may end in one block.
 FINISHED_KEPT_MAX = TRAINED_KEPT_MAX + UNTRAINED_KEPT_MAX + WINDING_UP_MAX + BASES_MAX + PLANNED_MAX + REPLAYED_MAX + RUNNING_MAX
-JOBS_MAX = RUNNING_MAX + ON_REQUEST_MAX + FINISHED_KEPT_MAX  # jobs in the state
+JOBS_MAX = RUNNING_MAX + ON_REQUEST_MAX + SAVING_MAX + FINISHED_KEPT_MAX  # jobs in the state
 assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # so many may end in one block, which must not forget any of them
 BRIEF_BYTES_MAX = 512  # bytes of a brief, which every state contains while the round is open
 QUEUE_MAX = 32  # jobs that wait for their turn: each is a specification of up to 256 KiB in every state
@@ -114,6 +116,7 @@ class JobTerms:
     base: ModelReference | None = None
     start: bytes | None = None  # digest of the initial parameters, unless the job starts from another job's model
     read: ModelReference | None = None  # final model of another job that all trainers of this job read
+    continues: ModelReference | None = None  # saved model of another job, with which this job on request begins
     requires: tuple[ModuleVersion, ...] = ()  # modules that the network must run, each in this version or a later one
     parameters: int = 0  # number of parameters of the job's model
     # Rounds of a suspension for false vouches, or for updates that were found false before the ballot.
@@ -143,6 +146,9 @@ class JobSpecRules(Protocol):
 
     def why_read_model_refused(self, read: bytes, spec: bytes) -> str | None:
         """Return the reason why a job cannot read the model of another job with the specification `read`; None: it can."""
+
+    def why_continuation_refused(self, before: bytes, spec: bytes) -> str | None:
+        """Return the reason why a job cannot continue from a model of a job with the specification `before`; None: it can."""
 
 
 class JobPhase(enum.StrEnum):
@@ -258,6 +264,9 @@ class Job:
     refused_rounds: Annotated[int, Between(0, NO_PROGRESS_ROUNDS)] = 0
     # What the open round computes, in the form of the job's objective. Empty unless the job is on request.
     brief: Annotated[bytes, Length(0, BRIEF_BYTES_MAX)] = added_field(b"")
+    saved_models: Annotated[tuple[ModelAnchor, ...], Length(0, SAVED_MODELS_MAX)] = added_field(
+        ()
+    )  # earlier models that stay, also after the job is over
 
     def with_model(self, root: bytes, is_anchor: bool) -> Job:
         """Return the job with the model of this root for its open round, and with a new anchor if this model is one."""
@@ -465,6 +474,13 @@ class JobRetained(JobFact):
 
 
 @dataclass(frozen=True, slots=True)
+class SavedJobModels(JobFact):
+    """A fact: these models of the job stay, and its other saved models need not."""
+
+    models: tuple[ModelAnchor, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class JobLaunch(JobFact):
     """A fact: a module starts a job in the name of a member. If the job is refused, no job of this id exists after the block."""
 
@@ -599,6 +615,8 @@ class JobsModule(Module[JobsState]):
         state = self._commanded(state, view, context)
         members, height, jobs = view.module_state(MembersState), context.height, dict(state.jobs)
         barred = {fact.job: fact.trainers for fact in context.facts_of(SuspendedTrainers)}
+        for saved in context.facts_of(SavedJobModels):
+            jobs[saved.job] = replace(jobs[saved.job], saved_models=saved.models)
         held, last = {fact.job for fact in context.facts_of(JobHold)}, {fact.job for fact in context.facts_of(JobLastRound)}
         briefs = {fact.job: fact for fact in context.facts_of(JobBrief)}
         convictions, doubtful = _convictions(context, jobs, members), _doubtful(context)
@@ -665,6 +683,14 @@ class JobsModule(Module[JobsState]):
                 state = self.start_job(state, view, launch.job, launch.spec, launch.author, context.height)
         return state
 
+    def _require_saved(self, state: JobsState, named: ModelReference, spec: bytes) -> None:
+        """Raise `Refused` unless the named model is saved, and a job with this specification can continue from it."""
+        job = state.jobs.get(named.job)
+        if job is None or (named.round, named.root) not in {(model.round, model.root) for model in job.saved_models}:
+            raise Refused(f"job {named.job.hex()[:8]} has no saved model with the root {named.root.hex()[:8]}")
+        if problem := self.rules.why_continuation_refused(job.spec, spec):
+            raise Refused(f"the job cannot continue from {named.job.hex()[:8]}: {problem}")
+
     def _held(self, state: JobsState) -> set[bytes]:
         """Return the finished jobs whose models are in use: unfinished or queued jobs start from these models, or read them."""
         live: tuple[Job | QueuedJob, ...] = (*state.unfinished().values(), *state.queue)
@@ -678,6 +704,8 @@ class JobsModule(Module[JobsState]):
             self._require_whole(state, terms.base, "start from", spec, self.rules.why_base_refused)
         if terms.read is not None:
             self._require_whole(state, terms.read, "read", spec, self.rules.why_read_model_refused)
+        if terms.continues is not None:
+            self._require_saved(state, terms.continues, spec)
         models = {of.job for of in (terms.base, terms.read) if of is not None}
         if models and len(self._held(state) | models) > BASES_MAX:
             raise Refused(f"other jobs already use {BASES_MAX} models of finished jobs, the maximum: wait until one of them ends")

@@ -12,6 +12,7 @@ from protocol.identity import short_id
 from protocol.units import display_round_number
 
 ANCHORS_MAX = 16  # anchors of one job: each costs every disk a model, and more would only shorten rollbacks
+SAVED_MODELS_MAX = 64  # saved models of one job: each costs every disk a model
 UNDONE_KEPT = 32  # last rollbacks of one job that are listed, for people
 
 

@@ -88,6 +88,16 @@ class JobModelStore:
             else f"it is a {before} job, expected {' or '.join(after.required_objectives)}"
         )
 
+    def why_continuation_refused(self, before: bytes, spec: bytes) -> str | None:
+        from training.replicated.tensor_layout import layout_of
+
+        old, new = JobSpec.decode(before), JobSpec.decode(spec)
+        if old.resolved_objective.required_model(old) != new.resolved_objective.required_model(new):
+            return "it changes the model of another job"
+        if layout_of(old) != layout_of(new) or old.outer is not new.outer:
+            return "it has other tensors, or another optimizer"
+        return None
+
     def round_directory(self, job: bytes, number: int) -> Path:
         """Return the directory of the model that round `number` starts from."""
         return round_directory(self._folder, job, number)
@@ -159,6 +169,14 @@ class JobModelStore:
             self._models[job] = ReplicatedModel.create_from_values(
                 directory, job, decoded, partial(parameter_blob.read_block_values, decoded, read)
             )
+            return self._models[job].root
+        if (begins := decoded.resolved_objective.first_model(decoded)) is not None:
+            named = begins.model
+            with self._sharing(decoded) as each:
+                saved = ReplicatedModel.open_decided(self.round_directory(named.job, named.round), named.root, each)
+            first = saved.as_first_model(job, decoded, with_moments=begins.with_moments)
+            first.save(self.round_directory(job, 0))
+            self._models[job] = self._read_model(job, 0)
             return self._models[job].root
         base, start = decoded.base, None
         with self._sharing(decoded) as each:
@@ -294,20 +312,21 @@ class JobModelStore:
         number: int,
         spec: JobSpec,
         audited: Collection[int] = (),
-        anchors: Collection[int] = (),
+        earlier: Collection[int] = (),
         is_over: bool = False,
     ) -> None:
         """Delete models that neither round `number` nor audits nor snapshots need, and leftovers of a crash.
 
-        `audited` are rounds whose proposals may still be replayed, however old they are. Models of `anchors` stay, too. If the
-        job is over, models of rounds after `number`, which were undone, are deleted. The last durable model stays, since later
+        `audited` are rounds whose proposals may still be replayed, however old they are. Models of the rounds
+        `earlier`, which are anchors or saved, stay, too. If the job is over, models of rounds after `number`, which were undone,
+        are deleted. The last durable model stays, since later
         models can be recomputed from it. A repeated call has no effect.
         """
         kept = max(ROUNDS_KEPT, spec.rounds_audited + 1)
         base = self._last_durable(job, number)
         pinned = [of for name, of in self._pinned if name == job]
         late = sorted(audited)[-max(1, AUDITED_BYTES_MAX // spec.model_bytes) :]
-        needed = {self.round_directory(job, of) for of in (base, *pinned, *late, *anchors) if of is not None}
+        needed = {self.round_directory(job, of) for of in (base, *pinned, *late, *earlier) if of is not None}
         for of, directory in list(self._directories(job)):
             if (of <= number - kept or (is_over and of > number)) and directory not in needed:
                 model_files.recycle_directory(directory)
@@ -339,6 +358,7 @@ def _terms(spec: bytes, kind: Objective, answer_ms: int) -> JobTerms:
         parameters=max(job.model.parameters, layout_from_shapes(kind.tensor_shapes(job, job.decoded_settings)).size),
         role=kind.role,
         on_request=kind.on_request,
+        continues=begins.model if (begins := kind.first_model(job)) is not None else None,
     )
 
 

@@ -13,6 +13,9 @@ A gateway is the peer that serves the program. It opens a run, and requests one 
 The gateway computes the update of the first round, because it already has the gradients. The hash of job and step determines the
 order of the other trainers.
 
+A checkpoint is a name for a model of a run. Every peer keeps the model until the checkpoint expires, also after the run has ended.
+Another run can start from it.
+
 Steps take turns with other jobs. Between two steps, a training job gets one round, and a queued job may start. Among several
 waiting steps, the oldest comes first.
 """
@@ -29,6 +32,7 @@ from ledger.core.genesis import TRAINER
 from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
 from ledger.jobs import (
     JOBS_MAX,
+    SAVING_MAX,
     ClosedRound,
     Job,
     JobBrief,
@@ -36,12 +40,15 @@ from ledger.jobs import (
     JobHold,
     JobLaunch,
     JobPhase,
+    JobRetained,
     JobsModule,
     JobSpecRules,
     JobsState,
+    SavedJobModels,
     job_id,
 )
 from ledger.members import MembersState
+from ledger.model_anchors import SAVED_MODELS_MAX, ModelAnchor
 from protocol.codec import Count, Digest, Key, Length, encode
 from protocol.identity import short_id
 from protocol.limits import TRANSACTION_BYTES_MAX
@@ -52,6 +59,9 @@ MODULE: Final = "clients"
 OBJECTIVE: Final = "client"
 ATTEMPTS_MAX: Final = 8  # rounds of one step: after eight trainers have failed, the step's data are at fault
 RUNS_OF_MEMBER_MAX: Final = 32  # unfinished runs of one gateway, which therefore cannot fill `ledger.jobs.ON_REQUEST_MAX` alone
+SAVING_RUNS_OF_MEMBER_MAX: Final = 32  # runs of one member with checkpoints, also those that are over
+SAVED_BYTES_OF_MEMBER_MAX: Final = 8 << 30  # bytes of all saved models of one member, which every disk keeps
+BYTES_PER_PARAMETER: Final = 12  # a parameter and the two moments of AdamW, each float32
 REASONS_MAX: Final = len(Verdict) + 2  # reasons of rejections: the verdicts, those of the objective together, and `absent`
 
 
@@ -78,6 +88,30 @@ class EndRun:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveModel:
+    """`client/save`: the owner names the present model of its run. A checkpoint of this name is replaced."""
+
+    job: Digest
+    name: Name
+    expires_ms: Count  # time of the network at which the checkpoint expires; 0: never
+
+
+@dataclass(frozen=True, slots=True)
+class SetExpiry:
+    """`client/expire`: the owner sets when a checkpoint expires. A time in the past deletes it."""
+
+    job: Digest
+    name: Name
+    expires_ms: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    model: ModelAnchor
+    expires_ms: Count  # 0: never
+
+
+@dataclass(frozen=True, slots=True)
 class OpenStep:
     brief: StepBrief
     since: Count  # height of the block with the request
@@ -101,6 +135,8 @@ class ClientRun:
     next_step: Count = 0
     open_step: OpenStep | None = None
     last: StepOutcome | None = None  # outcome of the last step, or of the open step so far
+    checkpoints: Annotated[dict[Name, Checkpoint], Length(0, SAVED_MODELS_MAX)] = field(default_factory=dict)
+    is_over: bool = False  # True: the run stays for its checkpoints alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +146,21 @@ class ClientsState:
 
 class ClientsModule(Module[ClientsState]):
     name = MODULE
-    contents: ClassVar[Mapping[str, type]] = {"client/open": OpenRun, "client/step": RequestStep, "client/end": EndRun}
+    contents: ClassVar[Mapping[str, type]] = {
+        "client/open": OpenRun,
+        "client/step": RequestStep,
+        "client/save": SaveModel,
+        "client/expire": SetExpiry,
+        "client/end": EndRun,
+    }
     # `client/open` reads all members that can train, like the start of a job.
-    costs: ClassVar[Mapping[str, int]] = {"client/open": 96, "client/step": 2, "client/end": 8}
+    costs: ClassVar[Mapping[str, int]] = {
+        "client/open": 96,
+        "client/step": 2,
+        "client/save": 4,
+        "client/expire": 2,
+        "client/end": 8,
+    }
     state_type = ClientsState
 
     def __init__(self, rules: JobSpecRules) -> None:
@@ -126,7 +174,7 @@ class ClientsModule(Module[ClientsState]):
             case OpenRun(spec):
                 if self._rules.terms_of_spec(spec).objective != OBJECTIVE:
                     raise Refused(f"a run is a job of the objective {OBJECTIVE!r}")
-                mine = sum(members.current_key(run.owner) == said.author for run in state.runs.values())
+                mine = sum(not run.is_over for run in _runs_of(state, members, said.author).values())
                 if mine >= RUNS_OF_MEMBER_MAX:
                     raise Refused(f"{short_id(said.author)} has {RUNS_OF_MEMBER_MAX} runs, the maximum: end one of them")
                 key = job_id(said.author, said.transaction)
@@ -144,11 +192,43 @@ class ClientsModule(Module[ClientsState]):
                     raise Refused(problem)
                 run = replace(run, open_step=OpenStep(brief, context.height))
                 return StateChange(ClientsState({**state.runs, key: run}))
+            case SaveModel(key, name, expires_ms):
+                run = _own(state, members, key, said.author)
+                if run.open_step is not None:
+                    raise Refused(f"step {run.open_step.brief.step} is open: save the model after its outcome")
+                job = view.module_state(JobsState).jobs[key]
+                model = ModelAnchor(job.round, job.rounds_in_model, job.model_root)
+                run = replace(run, checkpoints={**run.checkpoints, name: Checkpoint(model, expires_ms)})
+                if len(run.checkpoints) > SAVED_MODELS_MAX:
+                    raise Refused(f"run {key.hex()[:8]} has {SAVED_MODELS_MAX} checkpoints, the maximum: delete one of them")
+                if not state.runs[key].checkpoints and sum(bool(of.checkpoints) for of in state.runs.values()) >= SAVING_MAX:
+                    raise Refused(f"{SAVING_MAX} runs of this network have checkpoints, the maximum: delete those of one run")
+                self._require_room({**_runs_of(state, members, said.author), key: run}, view.module_state(JobsState))
+                return _changed(state, key, run)
+            case SetExpiry(key, name, expires_ms):
+                run = _own(state, members, key, said.author, also_over=True)
+                if name not in run.checkpoints:
+                    raise Refused(f"run {key.hex()[:8]} has no checkpoint {name!r}")
+                checkpoint = replace(run.checkpoints[name], expires_ms=expires_ms)
+                return _changed(state, key, replace(run, checkpoints={**run.checkpoints, name: checkpoint}))
             case EndRun(key):
-                _own(state, members, key, said.author)
-                runs = {other: run for other, run in state.runs.items() if other != key}
+                run = _own(state, members, key, said.author)
+                runs = {**state.runs, key: replace(run, open_step=None, is_over=True)}
                 return StateChange(ClientsState(runs), (JobHalt(key, said.author),))
         raise AssertionError(said.content)
+
+    def _require_room(self, runs: Mapping[bytes, ClientRun], jobs: JobsState) -> None:
+        """Raise `Refused` if a member with these runs has too many saved models."""
+        saving = [key for key, run in runs.items() if run.checkpoints]
+        if len(saving) > SAVING_RUNS_OF_MEMBER_MAX:
+            raise Refused(f"{SAVING_RUNS_OF_MEMBER_MAX} of your runs have checkpoints, the maximum: delete those of one run")
+        size = sum(
+            BYTES_PER_PARAMETER * self._rules.terms_of_spec(jobs.jobs[key].spec).parameters * len(_saved_models(runs[key]))
+            for key in saving
+        )
+        if size > SAVED_BYTES_OF_MEMBER_MAX:
+            kept = f"{size / 1e9:.1f} GB of checkpoints would be kept for you"
+            raise Refused(f"{kept}, {SAVED_BYTES_OF_MEMBER_MAX / 1e9:.1f} GB are allowed: delete some of them")
 
     def settle_block(self, state: ClientsState, view: StateReader, context: BlockContext) -> StateChange:
         """Record the outcomes of closed rounds, and let the next step or another job begin."""
@@ -156,13 +236,25 @@ class ClientsModule(Module[ClientsState]):
         runs, closed = dict(state.runs), {fact.job: fact for fact in context.facts_of(ClosedRound)}
         for key in runs.keys() & closed.keys():
             runs[key] = _after_round(runs[key], closed[key], len(trainers_in_order(jobs[key], key, runs[key], members)))
-        return StateChange(ClientsState(runs), tuple(self._requests(runs, view, context, closed.keys() & jobs.keys())))
+        saved = list[SavedJobModels | JobRetained]()
+        for key, run in runs.items():
+            left = {name: of for name, of in run.checkpoints.items() if not 0 < of.expires_ms <= context.time_ms}
+            runs[key] = run = run if len(left) == len(run.checkpoints) else replace(run, checkpoints=left)
+            if key in jobs and (models := _saved_models(run)) != jobs[key].saved_models:
+                saved.append(SavedJobModels(key, models))
+            if run.checkpoints:
+                saved.append(JobRetained(key))
+        return StateChange(ClientsState(runs), (*saved, *self._requests(runs, view, context, closed.keys() & jobs.keys())))
 
     def end_block(self, state: ClientsState, view: StateReader, context: BlockContext) -> StateChange:
-        """Drop the runs whose jobs are over or were not started."""
-        jobs = view.module_state(JobsState).jobs
-        left = {key: run for key, run in state.runs.items() if key in jobs and jobs[key].phase is not JobPhase.FINISHED}
-        return StateChange(ClientsState(left) if left.keys() != state.runs.keys() else state)
+        """Drop the runs whose jobs were not started, and those that are over and have no checkpoints."""
+        jobs, left = view.module_state(JobsState).jobs, dict[bytes, ClientRun]()
+        for key, run in state.runs.items():
+            if key in jobs and jobs[key].phase is JobPhase.FINISHED and not run.is_over:
+                run = replace(run, open_step=None, is_over=True)
+            if key in jobs and (run.checkpoints or not run.is_over):
+                left[key] = run
+        return StateChange(ClientsState(left) if left != state.runs else state)
 
     def follow_key_rotations(self, state: ClientsState, current: Any) -> ClientsState:
         moved = {key: replace(run, owner=current(run.owner)) for key, run in state.runs.items()}
@@ -231,10 +323,27 @@ def _brief(key: bytes, job: Job, run: ClientRun, members: MembersState, present:
         yield JobBrief(key, trainer, encode(run.open_step.brief))
 
 
-def _own(state: ClientsState, members: MembersState, key: bytes, author: bytes) -> ClientRun:
-    """Return an unfinished run for a transaction of its owner. Raises `Refused` for other members."""
+def _changed(state: ClientsState, key: bytes, run: ClientRun) -> StateChange:
+    return StateChange(ClientsState({**state.runs, key: run}))
+
+
+def _runs_of(state: ClientsState, members: MembersState, owner: bytes) -> dict[bytes, ClientRun]:
+    return {key: run for key, run in state.runs.items() if members.current_key(run.owner) == owner}
+
+
+def _saved_models(run: ClientRun) -> tuple[ModelAnchor, ...]:
+    """Return the models of a run's checkpoints, in the order of their rounds. Several names may have one model."""
+    models = {checkpoint.model.round: checkpoint.model for checkpoint in run.checkpoints.values()}
+    return tuple(models[number] for number in sorted(models))
+
+
+def _own(state: ClientsState, members: MembersState, key: bytes, author: bytes, also_over: bool = False) -> ClientRun:
+    """Return a run for a transaction of its owner. Raises `Refused` for other members.
+
+    Raises it also if the run is over, unless `also_over`.
+    """
     run = state.runs.get(key)
-    if run is None:
+    if run is None or (run.is_over and not also_over):
         raise Refused(f"no run {key.hex()[:8]}, or it is over")
     if members.current_key(run.owner) != author:
         raise Refused(f"only the member that opened run {key.hex()[:8]} may do this")

@@ -79,10 +79,10 @@ class ModelStore(Protocol):
 
 
 def models_in_state(state: LedgerState) -> dict[tuple[bytes, int], bytes]:
-    """Return (job, round) -> model root, for the present models of all jobs in the state and for their anchors."""
+    """Return (job, round) -> model root, for the present, anchored and saved models of all jobs in the state."""
     jobs = state.jobs.jobs.items()
-    anchors = {(key, anchor.round): anchor.root for key, job in jobs for anchor in job.anchors}
-    return anchors | {(key, job.round): job.model_root for key, job in jobs}
+    earlier = {(key, model.round): model.root for key, job in jobs for model in (*job.anchors, *job.saved_models)}
+    return earlier | {(key, job.round): job.model_root for key, job in jobs}
 
 
 def encode_model_name(job: bytes, number: int) -> bytes:

@@ -247,7 +247,8 @@ class _ExportReplay:
             if spec.resolved_objective.makes_text and 4 * spec.model.parameters in self._sizes:
                 digest = hash_pieces(parameter_blob.iter_parameters(self._host.open_model(job, state.round))).digest()
                 self._models.setdefault(digest, (job.hex(), state.round))
-            self._host.prune_models(job, state.round, spec, anchors=[anchor.round for anchor in state.anchors])
+            earlier = [model.round for model in (*state.anchors, *state.saved_models)]
+            self._host.prune_models(job, state.round, spec, earlier=earlier)
         return roots
 
     def _check_start(self, digest: bytes) -> None:

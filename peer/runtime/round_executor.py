@@ -203,12 +203,12 @@ class RoundExecutor:
 
     def _delete_old_files(self, key: RoundKey, job: Job) -> None:
         """Delete unneeded files: old models, buffers, and optimizer state from before the last accepted proposals."""
-        anchors, is_over = [anchor.round for anchor in job.anchors], job.phase is JobPhase.FINISHED
+        earlier, is_over = [model.round for model in (*job.anchors, *job.saved_models)], job.phase is JobPhase.FINISHED
         with skip_without_descriptors("the deletion of old models"):
             audits = self._applied.current.audits.jobs.get(key[0])
             # Closed rounds whose proposals may still be audited.
             audited = frozenset(audits.rounds) if audits else frozenset[int]()
-            self._host.prune_models(*key, JobSpec.decode(job.spec), audited, anchors, is_over)
+            self._host.prune_models(*key, JobSpec.decode(job.spec), audited, earlier, is_over)
         self.delete_expired_files()
 
     def delete_expired_files(self) -> None:

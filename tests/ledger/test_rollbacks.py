@@ -781,6 +781,7 @@ OPENED = {  # fields of the round that opens after the rollback
 NOTED = {"undone_rounds", "distrusted_members"}
 RESET = {"refused_rounds", "rollback_requests"}
 KEPT = {
+    "saved_models",
     "spec",
     "name",
     "author",

@@ -81,6 +81,9 @@ class PlainJobs:
     def why_read_model_refused(self, read: bytes, spec: bytes) -> str | None:
         return None
 
+    def why_continuation_refused(self, before: bytes, spec: bytes) -> str | None:
+        return None
+
 
 MODULES = newest_module_versions(core_modules(PlainJobs()))
 

@@ -214,7 +214,7 @@ class Rounds:
             self._judged[number] = ClosedRoundOutcome(JOB, number, signed, {}, frozenset())
             outcome = replace(NOTHING, absent=frozenset())
             self.roots.append(self._host.apply_round(ClosedRound(JOB, number, outcome, signed, ()), self._payloads.__getitem__))
-            self._host.prune_models(JOB, number + 1, JobSpec.decode(SPEC), anchors=self.anchors)
+            self._host.prune_models(JOB, number + 1, JobSpec.decode(SPEC), earlier=self.anchors)
         return self
 
     def back(self, anchor: int) -> Rounds:

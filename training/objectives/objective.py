@@ -74,6 +74,14 @@ class AdamWTerms:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstModel:
+    """The saved model of another job with which a job begins."""
+
+    model: ModelReference
+    with_moments: bool  # True: the optimizer's moments are kept; False: they are zero
+
+
+@dataclass(frozen=True, slots=True)
 class MergedModel:
     """A transformer that a job's parameters and the model of another job make together."""
 
@@ -211,6 +219,10 @@ class Objective:
 
     def required_model(self, job: JobSpecProtocol) -> ModelReference | None:
         """Return a reference to the model of another finished job that trainers and auditors need; None if they need none."""
+        return None
+
+    def first_model(self, job: JobSpecProtocol) -> FirstModel | None:
+        """Return the saved model with which the job begins; None: its first model follows from the specification."""
         return None
 
     def merge_into_required(

@@ -437,6 +437,15 @@ class ReplicatedModel:
             fresh.install_model(model_directory.ModelManifest(state, leaves, model_root(leaves, state)), durable)
         return self.open(directory)
 
+    def as_first_model(self, job: bytes, spec: JobSpec, *, with_moments: bool) -> ReplicatedModel:
+        """Return this model as the first one of another job with the same tensors, with the optimizer's moments or with zeros."""
+        state, vectors = _first_state(job, spec), dict(self.vectors)
+        if with_moments:
+            state = replace(state, beta_powers=self.state.beta_powers)
+        else:
+            vectors |= {slot: np.zeros_like(vectors[slot]) for slot in OUTER_SLOTS[spec.outer]}
+        return self.from_vectors(state, vectors)
+
     def rolled_back(self, number: int) -> ReplicatedModel:
         """Return this model as the model of the later round `number`.
 
