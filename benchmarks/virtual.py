@@ -159,6 +159,7 @@ class UnauditedJobs:
         return None
 
     why_read_model_refused = why_base_refused
+    why_continuation_refused = why_base_refused
 
 
 class Log:

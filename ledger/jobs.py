@@ -264,9 +264,8 @@ class Job:
     refused_rounds: Annotated[int, Between(0, NO_PROGRESS_ROUNDS)] = 0
     # What the open round computes, in the form of the job's objective. Empty unless the job is on request.
     brief: Annotated[bytes, Length(0, BRIEF_BYTES_MAX)] = added_field(b"")
-    saved_models: Annotated[tuple[ModelAnchor, ...], Length(0, SAVED_MODELS_MAX)] = added_field(
-        ()
-    )  # earlier models that stay, also after the job is over
+    # Earlier models that stay, also after the job is over, in ascending order of rounds.
+    saved_models: Annotated[tuple[ModelAnchor, ...], Length(0, SAVED_MODELS_MAX)] = added_field(())
 
     def with_model(self, root: bytes, is_anchor: bool) -> Job:
         """Return the job with the model of this root for its open round, and with a new anchor if this model is one."""

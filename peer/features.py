@@ -179,7 +179,8 @@ class _NoJobs:
     def why_base_refused(self, base: bytes, spec: bytes) -> str | None:
         raise AssertionError("no job is read")
 
-    def why_continuation_refused(self, before: bytes, spec: bytes) -> str | None: ...
+    def why_continuation_refused(self, before: bytes, spec: bytes) -> str | None:
+        raise AssertionError("no job is read")
 
     def why_read_model_refused(self, read: bytes, spec: bytes) -> str | None:
         raise AssertionError("no job is read")
