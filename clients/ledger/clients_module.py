@@ -13,8 +13,8 @@ A gateway is the peer that serves the program. It opens a run, and requests one 
 The gateway computes the update of the first round, because it already has the gradients. The hash of job and step determines the
 order of the other trainers.
 
-A checkpoint is a name for a model of a run. Every peer keeps the model until the checkpoint expires, also after the run has ended.
-Another run can start from it.
+A checkpoint is a name for a model of a run. Every peer keeps the model until the checkpoint expires, also if the
+run is over. Another run can start from it.
 
 Steps take turns with other jobs. Between two steps, a training job gets one round, and a queued job may start. Among several
 waiting steps, the oldest comes first.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from clients.ledger import clients_module
 from clients.ledger.clients_module import (
     ATTEMPTS_MAX,
     RUNS_OF_MEMBER_MAX,
@@ -15,11 +16,14 @@ from clients.ledger.clients_module import (
     EndRun,
     OpenRun,
     RequestStep,
+    SaveModel,
+    SetExpiry,
     trainers_in_order,
 )
 from clients.records import OptimizerStep, StepBrief
 from ledger.core.module import BlockContext, DecodedTransaction, Module, StateChange, StateReader
-from ledger.jobs import Job, JobHold, JobPhase, JobsModule, StopJob, job_id
+from ledger.jobs import TRAINED_KEPT_MAX, Job, JobHold, JobPhase, JobsModule, StopJob, job_id
+from ledger.snapshots.snapshot_server import models_in_state
 from protocol import codec
 from protocol.codec import Digest
 from protocol.identity import Signed
@@ -320,6 +324,114 @@ def test_a_refused_step_waits_one_round_of_the_other_job(world: Clients) -> None
     assert world.open_jobs() == {trains}
     world.close(trains)
     assert world.open_jobs() == {key} and world.job(key).trainers != (OWNER.public,)
+
+
+# Checkpoints -------------------------------------------------------------------------------------------------------------
+
+
+def save(world: Clients, key: bytes, name: str = "one", expires_ms: int = 0, owner: FastSigner = OWNER) -> None:
+    world.decide(world.tx(owner, "client/save", SaveModel(key, name, expires_ms)))
+
+
+def train(world: Clients, key: bytes, steps: int = 1) -> None:
+    for _ in range(steps):
+        world.request(key, world.run(key).next_step)
+        world.close(key)
+
+
+def test_a_saved_model_stays_under_its_name_while_the_run_goes_on(world: Clients) -> None:
+    key = world.open()
+    train(world, key, 2)
+    first = world.job(key).model_root
+    save(world, key)
+    save(world, key, "same")
+    train(world, key)
+    save(world, key, "two")
+    train(world, key)
+    job, run = world.job(key), world.run(key)
+    assert [(model.round, model.root) for model in job.saved_models] == [(2, first), (3, run.checkpoints["two"].model.root)]
+    assert run.checkpoints.keys() == {"one", "same", "two"} and run.checkpoints["one"] == run.checkpoints["same"]
+    assert models_in_state(world.state).items() > {(key, 2): first}.items(), "new peers get it with the state"
+    assert world.read_back() == world.state
+    save(world, key)
+    assert [model.round for model in world.job(key).saved_models] == [2, 3, 4], "the name has another model now"
+    save(world, key, "same")
+    assert [model.round for model in world.job(key).saved_models] == [3, 4]
+
+
+def test_a_checkpoint_expires_by_the_clock_of_the_network(world: Clients) -> None:
+    key = world.open()
+    save(world, key, "brief", world.state.time_ms + 50)
+    save(world, key, "long")
+    assert "no checkpoint 'none'" in str(world.problem(world.tx(OWNER, "client/expire", SetExpiry(key, "none", 1))))
+    while "brief" in world.run(key).checkpoints:
+        assert world.job(key).saved_models and world.state.time_ms < world.run(key).checkpoints["brief"].expires_ms + 50
+        world.decide_empty(1)
+    assert world.run(key).checkpoints.keys() == {"long"} and len(world.job(key).saved_models) == 1
+    world.decide(world.tx(OWNER, "client/expire", SetExpiry(key, "long", 1)))
+    assert not world.run(key).checkpoints and not world.job(key).saved_models
+
+
+def test_only_the_owner_saves_and_expires_and_not_during_a_step(world: Clients) -> None:
+    key = world.open()
+    save(world, key)
+    for kind, content in (("client/save", SaveModel(key, "two", 0)), ("client/expire", SetExpiry(key, "one", 1))):
+        assert "only the member that opened" in str(world.problem(world.tx(OTHER, kind, content)))
+    world.request(key, 0)
+    assert "step 0 is open" in str(world.problem(world.tx(OWNER, "client/save", SaveModel(key, "two", 0))))
+    world.decide(world.tx(OWNER, "client/expire", SetExpiry(key, "one", 1)))
+    assert not world.run(key).checkpoints and world.open_jobs() == {key}
+
+
+def test_checkpoints_stay_when_the_run_is_over_and_the_run_goes_with_the_last(world: Clients) -> None:
+    key = world.open()
+    train(world, key)
+    save(world, key)
+    world.decide(world.tx(OWNER, "client/end", EndRun(key)))
+    assert world.run(key).is_over and "or it is over" in str(world.problem(world.step(key, 1)))
+    assert "or it is over" in str(world.problem(world.tx(OWNER, "client/save", SaveModel(key, "two", 0))))
+    for _ in range(TRAINED_KEPT_MAX + 2):  # later jobs of its owner do not displace it
+        other = world.start(OWNER, LANGUAGE + b":1")
+        world.close(other)
+    assert other in world.state.jobs.jobs and world.job(key).saved_models and world.job(key).phase is JobPhase.FINISHED
+    assert len([job for job in world.state.jobs.jobs.values() if job.phase is JobPhase.FINISHED]) == TRAINED_KEPT_MAX + 1
+    world.decide(world.tx(OWNER, "client/expire", SetExpiry(key, "one", 1)))
+    assert key not in world.state.module_state(ClientsState).runs
+    world.decide_empty(1)
+    assert key not in world.state.jobs.jobs, "it is the oldest"
+
+
+def test_a_run_that_the_voters_stop_keeps_its_checkpoints(world: Clients) -> None:
+    key = world.open()
+    save(world, key)
+    world.request(key, 0)
+    world.decide(*(world.tx(person, "job/stop", StopJob(key)) for person in PEOPLE[1:4]))
+    assert world.run(key).is_over and world.run(key).open_step is None and world.run(key).checkpoints
+    world.decide_empty(5)
+    assert not world.open_jobs() and world.job(key).saved_models
+    world.open()
+
+
+def test_saved_models_are_bounded_for_each_run_and_member_and_in_bytes(world: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients_module, "SAVED_MODELS_MAX", 2)
+    monkeypatch.setattr(clients_module, "SAVING_RUNS_OF_MEMBER_MAX", 2)
+    monkeypatch.setattr(clients_module, "SAVING_MAX", 3)
+    keys = [world.open() for _ in range(3)]
+
+    def problem(key: bytes, owner: FastSigner = OWNER) -> str:
+        return str(world.problem(world.tx(owner, "client/save", SaveModel(key, "last", 0))))
+
+    save(world, keys[0])
+    save(world, keys[0], "two")
+    assert "has 2 checkpoints, the maximum" in problem(keys[0])
+    save(world, keys[0], "two")
+    save(world, keys[1])
+    assert "2 of your runs have checkpoints" in problem(keys[2])
+    others = [world.open(owner) for owner in (OTHER, PEOPLE[2])]
+    save(world, others[0], owner=OTHER)
+    assert "3 runs of this network have checkpoints" in problem(others[1], PEOPLE[2])
+    monkeypatch.setattr(clients_module, "SAVED_BYTES_OF_MEMBER_MAX", -1)
+    assert "0.0 GB of checkpoints would be kept for you" in problem(keys[1])
 
 
 # Ends --------------------------------------------------------------------------------------------------------------------
