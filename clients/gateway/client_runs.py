@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import trio
@@ -19,12 +19,14 @@ from clients.ledger.clients_module import (
     EndRun,
     OpenRun,
     RequestStep,
+    SaveModel,
+    SetExpiry,
     StepOutcome,
 )
 from clients.objective import BASES, MODULE, PROPOSAL_SECONDS_MAX, ClientObjective
 from clients.records import BODIES_MAX, AdapterSettings, ListedBody, Manifest, OptimizerStep, RequestBody, StepBrief
 from clients.worker_requests import PassRequest
-from ledger.jobs import Job, JobPhase, job_id
+from ledger.jobs import Job, JobPhase, ModelReference, job_id
 from ledger.network_governance import NetworkState
 from protocol import codec
 from protocol.errors import UserError
@@ -78,11 +80,37 @@ class ClientRuns:
             raise UserError(f"base_model {base!r} is a {of_base.objective} job, expected {' or '.join(BASES)}")
         own = AdapterSettings(rank=rank, train_attn=train_attn, train_mlp=train_mlp, train_unembed=train_unembed, base=model)
         spec = make_run_spec(of_base, own, seed)
+        return await self._open(spec)
+
+    async def continue_run(self, saved: ModelReference, *, with_moments: bool) -> bytes:
+        """Open a run that begins with a saved model of another run. Return the id of the run's job.
+
+        The optimizer's moments are those of the saved model, or zero.
+        """
+        self._worker()
+        known = self._peer.state.jobs.jobs.get(saved.job)
+        if known is None:
+            raise UserError(f"the network has deleted the models of run {saved.job.hex()[:8]}")
+        spec = JobSpec.decode(known.spec)
+        settings = replace(spec.decoded_settings, start=saved, start_moments=with_moments)
+        return await self._open(replace(spec, objective_settings=codec.encode(settings)))
+
+    async def _open(self, spec: JobSpec) -> bytes:
         transaction = await self._peer.submit_transaction("client/open", OpenRun(spec.validated().encode()))
         key = job_id(self._peer.me, transaction)
         if key not in self._peer.state.jobs.jobs:
-            raise UserError(f"the network refused the run: it has as many runs as are allowed, or cannot train {base!r} now")
+            raise UserError("the network refused the run: it has as many runs as are allowed, or cannot train its base now")
         return key
+
+    async def save_model(self, key: bytes, name: str, expires_ms: int) -> ModelReference:
+        """Let every peer keep the present model of a run until `expires_ms` (0: for ever). Return a reference to it."""
+        await self._peer.submit_transaction("client/save", SaveModel(key, name, expires_ms))
+        model = self.find_run(key).checkpoints[name].model
+        return ModelReference(key, model.round, model.root)
+
+    async def set_expiry(self, key: bytes, name: str, expires_ms: int) -> None:
+        """Set when a saved model expires. A time in the past deletes it."""
+        await self._peer.submit_transaction("client/expire", SetExpiry(key, name, expires_ms))
 
     async def compute_losses(self, key: bytes, body: RequestBody, *, backward: bool) -> LossReport:
         """Compute a request on the present model of a run. With `backward`, its gradient is kept for the next step."""
@@ -156,7 +184,7 @@ class ClientRuns:
     def find_run(self, key: bytes) -> ClientRun:
         """Return the ledger's record of an unfinished run."""
         run = self._peer.state.module_state(ClientsState).runs.get(key)
-        if run is None:
+        if run is None or run.is_over:
             raise UserError(f"run {key.hex()[:8]} is over")
         return run
 

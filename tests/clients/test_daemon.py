@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import trio
 
-from clients.gateway.client_runs import ClientRuns
+from clients.gateway.client_runs import ClientRuns, LossReport
+from clients.ledger.clients_module import StepOutcome
 from clients.records import OptimizerStep, RequestBody
 from peer import cli
 from peer.api.running_peer import RunningPeer
@@ -42,6 +43,12 @@ def certain(request: RequestBody) -> RequestBody:
     )
 
 
+async def take_step(runs: ClientRuns, key: bytes, number: int, request: RequestBody) -> tuple[LossReport, StepOutcome]:
+    report = await runs.compute_losses(key, request, backward=True)
+    await runs.request_step(key, number, [await runs.store_body(request)], request.tokens, ADAMW)
+    return report, await runs.wait_for_outcome(key, number)
+
+
 async def test_steps_of_a_run_lower_the_loss_and_leave_the_base(tmp_path: Path) -> None:
     with patience():
         assert (
@@ -57,10 +64,7 @@ async def test_steps_of_a_run_lower_the_loss_and_leave_the_base(tmp_path: Path) 
             runs, request, losses = ClientRuns(daemon), certain(body(examples=6)), []
             key = await runs.open_run("base", rank=4, seed=7)
             for number in range(4):
-                report = await runs.compute_losses(key, request, backward=True)
-                listed = await runs.store_body(request)
-                await runs.request_step(key, number, [listed], request.tokens, ADAMW)
-                outcome = await runs.wait_for_outcome(key, number)
+                report, outcome = await take_step(runs, key, number, request)
                 losses.append(report.loss)
                 assert outcome.is_accepted and outcome.rejected == {}
             said = np.frombuffer(b"".join(report.logprobs), dtype="<f4")
@@ -74,6 +78,29 @@ async def test_steps_of_a_run_lower_the_loss_and_leave_the_base(tmp_path: Path) 
                 wrong = replace(request.examples[0], inputs={"weights": floats([float("nan")] * request.examples[0].length)})
                 await runs.compute_losses(key, replace(request, examples=(wrong,)), backward=False)
             assert daemon.state.height == height
+            saved = await runs.save_model(key, "four", 0)
+            await take_step(runs, key, 4, request)
+            after_five = np.array(daemon.driver.host.open_model(key, 5).parameters)
+            for number in range(5, 9):  # a job keeps the models of two rounds, unless they are saved
+                await take_step(runs, key, number, request)
             await runs.end_run(key)
             with pytest.raises(UserError, match="is over"):
                 runs.find_run(key)
+            host = daemon.driver.host
+            kept = host.open_decided_model(daemon.store, key, daemon.state.jobs.jobs[key], 4)
+            assert (kept.round, kept.root) == (saved.round, saved.root) == (4, job.model_root)
+            continued, fresh = [await runs.continue_run(saved, with_moments=kept_moments) for kept_moments in (True, False)]
+            first = {run: host.open_model(run, 0) for run in (continued, fresh)}
+            for run, moments in ((continued, kept.vectors), (fresh, dict.fromkeys(kept.vectors, np.float32(0)))):
+                assert daemon.state.jobs.jobs[run].model_root == first[run].root
+                for name, vector in first[run].vectors.items():
+                    assert np.array_equal(vector, kept.vectors[name] if name == "parameters" else moments[name] + 0 * vector)
+            assert first[continued].state.beta_powers == kept.state.beta_powers != first[fresh].state.beta_powers == (1.0, 1.0)
+            # A run that continues with the moments takes the steps that the first run took.
+            await take_step(runs, continued, 0, request)
+            again = host.open_model(continued, 1).parameters
+            await take_step(runs, fresh, 0, request)
+            with pytest.raises(UserError, match="has no saved model"):
+                await runs.continue_run(replace(saved, round=5), with_moments=True)
+            assert not np.array_equal(again, host.open_model(fresh, 1).parameters)
+            assert np.array_equal(again, after_five)
