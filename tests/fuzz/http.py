@@ -191,9 +191,19 @@ def _of_programs(random: Random) -> tuple[str, str, Any]:
     }
     samples = {"sampling_session_id": one("s:sample:0", "s"), "seq_id": number, "prompt": one({"chunks": [{"tokens": [1]}]}, 1)}
     model_of_session = {"session_id": session, "model_seq_id": number, "base_model": one("base", ""), "lora_config": one({}, 1)}
+    listed = one(
+        "training_runs", "checkpoints", "sessions", f"sessions/{session}", "training_runs/s:train:0", "training_runs/%00"
+    )
     return random.choice(
         (
             lambda: ("GET", f"{api}/{one('healthz', 'get_server_capabilities', 'samplers/s:sample:0', 'samplers/%2F')}", None),
+            lambda: (
+                "GET",
+                f"{api}/{listed}{one('', '/checkpoints', '?limit=1&offset=1', '?limit=-1', '?offset=9999999999')}",
+                None,
+            ),
+            lambda: ("POST", f"{api}/weights_info", {"tinker_path": one("tinker://s:train:0/weights/a", "", 1)}),
+            lambda: ("POST", f"{api}/cancel_future", {"request_id": one("s:train:0#1", "", 1)}),
             lambda: (
                 "POST",
                 f"{api}/{one('client/config', 'client/dynamic_config', 'create_session', 'telemetry')}",
