@@ -1,4 +1,4 @@
-"""The calls of the gateway's HTTP API that list what a key has: its models, sessions and checkpoints."""
+"""The calls of the gateway's HTTP API that list the models, sessions and checkpoints of a key."""
 
 from __future__ import annotations
 

@@ -145,6 +145,10 @@ async def test_a_key_lists_its_own_models_and_sessions(tmp_path: Path) -> None:
             await finish(ben)
         await trio.sleep(1)
         assert anna.runs.ended == [], "a key ends its own runs alone"
+        add_sampler(ben, "s:sample:1")
+        assert (await sessions_of(ben))["sessions"] == (await sessions_of(anna))["sessions"] == ["s"]
+        assert await session_of(ben) == {"training_run_ids": [], "sampler_ids": ["s:sample:1"]}
+        assert await session_of(anna) == {"training_run_ids": [model], "sampler_ids": ["s:sample:0"]}
 
 
 async def test_there_are_no_checkpoints_and_nothing_is_cancelled(tmp_path: Path) -> None:
@@ -232,7 +236,7 @@ async def test_a_finished_session_frees_the_quotas_of_its_key(tmp_path: Path) ->
                 break
         assert "stores" in reply["error"] and program.api._store.stored_bytes(owner_of(program.key)) > 3_000
         assert "its quota" in await program.fault(await program.request_model(2))
-        await finish(program)
+        await finish(replace(program, key=replace(program.key, stored_bytes_max=1)))
         await trio.sleep(1)
         assert len(program.runs.ended) == 2
         assert await program.create_model(3) == "s:train:3"

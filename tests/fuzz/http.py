@@ -192,16 +192,13 @@ def _of_programs(random: Random) -> tuple[str, str, Any]:
     samples = {"sampling_session_id": one("s:sample:0", "s"), "seq_id": number, "prompt": one({"chunks": [{"tokens": [1]}]}, 1)}
     model_of_session = {"session_id": session, "model_seq_id": number, "base_model": one("base", ""), "lora_config": one({}, 1)}
     listed = one(
-        "training_runs", "checkpoints", "sessions", f"sessions/{session}", "training_runs/s:train:0", "training_runs/%00"
+        "training_runs", "training_runs/s:train:0", "training_runs/%00", "checkpoints", "sessions", f"sessions/{session}"
     )
+    page = one("", "/checkpoints", "?limit=1&offset=1", "?limit=-1", "?offset=9999999999")
     return random.choice(
         (
             lambda: ("GET", f"{api}/{one('healthz', 'get_server_capabilities', 'samplers/s:sample:0', 'samplers/%2F')}", None),
-            lambda: (
-                "GET",
-                f"{api}/{listed}{one('', '/checkpoints', '?limit=1&offset=1', '?limit=-1', '?offset=9999999999')}",
-                None,
-            ),
+            lambda: ("GET", f"{api}/{listed}{page}", None),
             lambda: ("POST", f"{api}/weights_info", {"tinker_path": one("tinker://s:train:0/weights/a", "", 1)}),
             lambda: ("POST", f"{api}/cancel_future", {"request_id": one("s:train:0#1", "", 1)}),
             lambda: (
@@ -266,12 +263,12 @@ def _body(body: dict[str, Any] | bytes, random: Random) -> bytes:
     if isinstance(body, bytes):
         at = random.randint(0, len(body))
         return body if random.random() < 0.5 else body[:at] + random.randbytes(random.randint(0, 3)) + body[at:]
-    changed = dict(body)
+    changed, names = dict(body), list(body) or ["key"]
     chance = random.random()
     if chance < 0.4:
-        changed[random.choice(list(body))] = random.choice(STRANGE)
+        changed[random.choice(names)] = random.choice(STRANGE)
     elif chance < 0.5:
-        del changed[random.choice(list(body))]
+        changed.pop(random.choice(names), None)
     elif chance < 0.6:
         return random.choice(
             (
