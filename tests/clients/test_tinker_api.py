@@ -45,6 +45,7 @@ class ScriptedRuns:
     steps: list[tuple[bytes, int, list[bytes]]] = field(default_factory=list)  # decided ones: run, number, bodies
     bodies: Counter[bytes] = field(default_factory=Counter)
     opened: int = 0
+    ended: list[bytes] = field(default_factory=list)
     fault: Exception | None = None  # of the next pass or step
 
     async def open_run(self, base: str, *, rank: int, seed: int, **flags: bool) -> bytes:
@@ -84,6 +85,11 @@ class ScriptedRuns:
     async def wait_for_outcome(self, key: bytes, number: int) -> StepOutcome:
         await trio.sleep(self.seconds)
         return StepOutcome(number, number + 1, True)
+
+    async def end_run(self, key: bytes) -> None:
+        await trio.sleep(self.seconds)
+        self._fail()
+        self.ended.append(key)
 
     def _fail(self) -> None:
         fault, self.fault = self.fault, None
