@@ -37,7 +37,7 @@ TARGETS: Final = "target_tokens"  # input with the tokens that the model has to 
 WEIGHTS: Final = "weights"  # optional input of `cross_entropy`
 
 
-class RequestField(enum.IntEnum):
+class GradientRequestField(enum.IntEnum):
     MODEL_ID = 1
     SEQ_ID = 2
     DATA = 3  # examples
@@ -68,9 +68,19 @@ class EncodedTextField(enum.IntEnum):
 
 
 VARINT, FIXED64, BYTES = WireType.VARINT, WireType.FIXED64, WireType.BYTES
-HEAD_TYPES: Final[FieldTypes] = {RequestField.MODEL_ID: BYTES, RequestField.SEQ_ID: VARINT, RequestField.FORWARD_ONLY: VARINT}
+HEAD_TYPES: Final[FieldTypes] = {
+    GradientRequestField.MODEL_ID: BYTES,
+    GradientRequestField.SEQ_ID: VARINT,
+    GradientRequestField.FORWARD_ONLY: VARINT,
+}
 CONTENT_TYPES: Final[FieldTypes] = dict.fromkeys(
-    (RequestField.DATA, RequestField.LOSS_FN, RequestField.LOSS_FN_CONFIG, RequestField.LOSS_FN_CONFIG_V2), BYTES
+    (
+        GradientRequestField.DATA,
+        GradientRequestField.LOSS_FN,
+        GradientRequestField.LOSS_FN_CONFIG,
+        GradientRequestField.LOSS_FN_CONFIG_V2,
+    ),
+    BYTES,
 )
 SETTING_TYPES: Final[FieldTypes] = {SettingField.NUMBER: FIXED64, SettingField.TEXT: BYTES}
 EXAMPLE_TYPES: Final[FieldTypes] = dict.fromkeys(ExampleField, BYTES)
@@ -110,11 +120,11 @@ def _read_head(message: memoryview) -> GradientRequest:
     try:
         for field in FieldReader().read_fields(message, HEAD_TYPES):
             match field.number:
-                case RequestField.MODEL_ID:
+                case GradientRequestField.MODEL_ID:
                     model_id = read_text(field.data)
-                case RequestField.SEQ_ID:
+                case GradientRequestField.SEQ_ID:
                     seq_id = field.integer
-                case RequestField.FORWARD_ONLY:
+                case GradientRequestField.FORWARD_ONLY:
                     forward_only = bool(field.integer)
     except RemoteProtocolError as error:
         problem = error.detail
@@ -129,19 +139,19 @@ def _read_content(reader: FieldReader, message: memoryview) -> RequestBody:
     config, config_v2 = dict[str, float](), dict[str, float]()
     for field in reader.read_fields(message, CONTENT_TYPES):
         match field.number:
-            case RequestField.DATA:
+            case GradientRequestField.DATA:
                 if len(examples) == EXAMPLES_MAX:
                     raise RemoteProtocolError("oversized", f"the request has more than {EXAMPLES_MAX} examples")
                 try:
                     examples.append(_read_example(reader, field.data))
                 except RemoteProtocolError as error:
                     raise RemoteProtocolError(error.reason, f"example {len(examples)}: {error.detail}") from None
-            case RequestField.LOSS_FN:
+            case GradientRequestField.LOSS_FN:
                 loss = read_text(field.data)
-            case RequestField.LOSS_FN_CONFIG:
+            case GradientRequestField.LOSS_FN_CONFIG:
                 name, number = _read_named(reader, field.data, FIXED64)
                 config[name] = read_double(number)
-            case RequestField.LOSS_FN_CONFIG_V2:
+            case GradientRequestField.LOSS_FN_CONFIG_V2:
                 name, setting = _read_named(reader, field.data, BYTES)
                 config_v2[name] = _read_setting(reader, name, setting)
         if max(len(config), len(config_v2)) > CONFIG_MAX:

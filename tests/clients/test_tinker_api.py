@@ -134,7 +134,7 @@ async def gateway(folder: Path, runs: ScriptedRuns | None = None) -> AsyncIterat
     """Run the API on the database in a folder. It ends as after kill -9: nothing is finished."""
     runs = runs or ScriptedRuns()
     keys = ApiKeys(ApiKeyStore(folder / "keys.sqlite"))
-    api = TinkerApi(SimpleNamespace(folder=folder, peer=None, api_keys=keys))  # type: ignore[arg-type]
+    api = TinkerApi(SimpleNamespace(folder=folder, peer=None, api_keys=keys))
     api._runs = runs  # type: ignore[assignment]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(api.run_queues)
@@ -370,7 +370,7 @@ async def test_a_model_is_created_once_also_by_calls_at_the_same_time(tmp_path: 
 async def test_a_future_is_held_until_its_queue_announces_it(tmp_path: Path) -> None:
     async with gateway(tmp_path, ScriptedRuns(seconds=2.0)) as program:
         announced: list[str] = []
-        program.api.held.announce = announced.append  # type: ignore[method-assign]
+        program.api.held.announce = announced.append  # type: ignore[assignment, method-assign]
         model = await program.create_model()
         request = await program.request_losses(model, 1)
         held = await program.retrieve(request)
@@ -414,7 +414,7 @@ async def test_a_step_that_the_ledger_decided_before_its_repetition_has_its_outc
             await request_step(key, number, *arguments)
             raise UserError(f"step {number} is open: request the next step after its outcome")
 
-        program.runs.request_step = request_late  # type: ignore[method-assign]
+        program.runs.request_step = request_late  # type: ignore[assignment, method-assign]
         assert "metrics" in await program.result(await program.request_step(model, 2))
 
 
