@@ -12,7 +12,7 @@ from typing import Final
 
 from clients.ledger.clients_module import OBJECTIVE
 from clients.records import StepDeclaration
-from demo.lying_trainer import Liar, _decode_update, _encoded
+from demo.lying_trainer import Liar, decode_update, encode_update
 from peer.cli import build_parser
 from peer.commands import local_commands
 from peer.commands.command_line_parser import settings_from_options
@@ -41,7 +41,7 @@ class LyingGateway(Liar):
         if self.attack == "other-loss":
             said = codec.decode(StepDeclaration, done.declaration)
             return request, replace(done, declaration=codec.encode(replace(said, loss=said.loss + LOSS_LIE)))
-        gradient = _decode_update(round, Path(request.payload_out), Path(request.buffer_out))
+        gradient = decode_update(round, Path(request.payload_out), Path(request.buffer_out))
         match self.attack:
             case "flipped-sum":
                 gradient = -gradient
@@ -49,7 +49,7 @@ class LyingGateway(Liar):
                 gradient = gradient * gradient.dtype.type(RATE_LIE)
             case "other-batch":  # that of the step before, which had another model
                 gradient, self._earlier = gradient[::-1].copy() if self._earlier is None else self._earlier, gradient
-        return request, _encoded(round, request, done, gradient)
+        return request, encode_update(round, request, done, gradient)
 
 
 def main(arguments: list[str]) -> int:
