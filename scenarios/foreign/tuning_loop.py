@@ -28,7 +28,7 @@ def main() -> None:
     service = tinker.ServiceClient(base_url=plan["base_url"], api_key=plan["key"])
     LOOPS[plan["loop"]](service, plan)
     if hasattr(service, "close"):  # since 0.38
-        service.close("success")
+        service.close("success").result(RESULT_SECONDS_MAX)
 
 
 def tell(event: str, **values: Any) -> None:
