@@ -131,7 +131,12 @@ class ClientRuns:
             raise UserError(problem)
         manifest = codec.encode(Manifest(tuple(bodies)))
         digest = await trio.to_thread.run_sync(self._peer.blobs.add_bytes, manifest)
-        await self._peer.submit_transaction("client/step", RequestStep(key, StepBrief(number, digest, tokens, optimizer)))
+        try:
+            await self._peer.submit_transaction("client/step", RequestStep(key, StepBrief(number, digest, tokens, optimizer)))
+        except UserError:
+            # A gateway that was restarted may lack the block with its earlier request. The refusal's block is a later one.
+            if not self.is_step_requested(key, number):
+                raise
 
     def is_step_requested(self, key: bytes, number: int) -> bool:
         """Return whether the ledger has a request for step `number`."""
