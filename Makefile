@@ -1,7 +1,7 @@
 # `make demo` on a fresh machine sets everything up first. For another interpreter: rm -r .venv; make setup PYTHON=python3.12
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-sampled docs test test-docs test-long test-browser pictures lint mutants fuzz model bench bench-consensus bench-transport wheel sbom clean
+.PHONY: help setup demo demo-sampled docs test test-docs test-long test-browser pictures foreign lint mutants fuzz model bench bench-consensus bench-transport wheel sbom clean
 
 PYTHON ?=
 BIN := .venv/bin
@@ -16,6 +16,7 @@ help:
 	@echo "make test-docs  executes the code blocks of tutorials and how-to pages"
 	@echo "make test-browser  the pages in a real browser; fails where there is none"
 	@echo "make pictures  the screenshots of README and pages, made anew from peers that run"
+	@echo "make foreign the SDK tinker, each version in an environment of its own, for python -m scenarios.tinker"
 	@echo "make lint    style, types, import layers and prose"
 	@echo "make mutants planted bugs: the simulator must notice each"
 	@echo "make fuzz MINUTES=60  other examples for each property, then random and changed bytes for all that reads what others sent"
@@ -82,6 +83,14 @@ test-browser: setup
 
 pictures: setup
 	$(BIN)/python -m scenarios.pictures
+
+# The SDK's requirements stay out of .venv. torch is there for custom losses, which the SDK computes in the program.
+FOREIGN := .venv-foreign-0.38.0 .venv-foreign-0.25.0
+foreign: $(FOREIGN:%=%/.complete)
+.venv-foreign-%/.complete: $(STAMP)
+	$(BIN)/python -m venv --clear .venv-foreign-$*
+	.venv-foreign-$*/bin/python -m pip install --quiet tinker==$* $$(grep ^torch== constraints.txt)
+	@touch $@
 
 lint: setup
 	$(BIN)/python -m tests.run lint

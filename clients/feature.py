@@ -1,4 +1,4 @@
-"""Client runs as a feature: its ledger module, its objective, and its computations."""
+"""Client runs as a feature: its ledger module, its objective, its computations, its gateway and its command."""
 
 from __future__ import annotations
 
@@ -24,5 +24,8 @@ CLIENTS = Feature(
     objectives="clients.objective:OBJECTIVES",
     implementations={"pytorch": "clients.pytorch.implementations:IMPLEMENTATIONS"},
     worker_requests="clients.worker_requests:REQUESTS",
+    commands="clients.commands",
+    rpc="clients.rpc:ClientsRpc",
+    rpc_handler="clients.rpc_handler:ClientsRpcHandler",
     routes="clients.gateway.http_routes:ROUTES",
 )

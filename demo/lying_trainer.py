@@ -25,7 +25,7 @@ from peer.commands import local_commands
 from peer.commands.command_line_parser import settings_from_options
 from peer.daemon.daemon import ParticipantContext
 from peer.roles.trainer import Trainer
-from peer.roles.voter import fetch_audit_data, proposal_of, propose_request, publish_proposal, store_proposal_files
+from peer.roles.voter import fetch_audit_data, fetch_brief, proposal_of, propose_request, publish_proposal, store_proposal_files
 from protocol import codec as wire
 from protocol.errors import UserError
 from protocol.identity import Signed, parse_peer_id, sign_message
@@ -93,6 +93,7 @@ class Liar(Trainer):
         if self.attack in ("silent", "copy"):
             return
         request = propose_request(round, self.text_folder / f"{round.job.hex()[:16]}-{round.number}.buffer")
+        request = replace(request, brief=await fetch_brief(round))
         if self.attack == "free-rider":
             request = replace(request, previous_buffer=None, previous_payload=None)
             done = await trio.to_thread.run_sync(proposal_replay.make_proposal, request, partial(self._invent, round))
@@ -136,17 +137,17 @@ class Liar(Trainer):
     def _corrupt(
         self, round: OpenRoundContext, request: ProposeRequest, done: ProposeReply
     ) -> tuple[ProposeRequest, ProposeReply]:
-        m = _decode_update(round, Path(request.payload_out), Path(request.buffer_out))
+        m = decode_update(round, Path(request.payload_out), Path(request.buffer_out))
         match self.attack:
             case "withhold" if round.spec.audit is AuditMode.SAMPLED and done.buffer_digest is not None:
                 return request, done
             case attack if attack in ("sign-flip", "false-update", "withhold", "false-pass", *ROLLOUT_ATTACKS):
-                return request, _encoded(round, request, done, -m)
+                return request, encode_update(round, request, done, -m)
             case "scale":
-                return request, _encoded(round, request, done, m * SCALE)
+                return request, encode_update(round, request, done, m * SCALE)
             case "stale":
-                old, self._stale = self._stale, m
-                return request, replace(_encoded(round, request, done, m[::-1].copy() if old is None else old), feedback=None)
+                other, self._stale = m[::-1].copy() if self._stale is None else self._stale, m
+                return request, replace(encode_update(round, request, done, other), feedback=None)
             case "nan":
                 return request, _poisoned(round, request, done)
             case "garbage":
@@ -184,9 +185,9 @@ class Liar(Trainer):
         request = replace(request, inner_out=None)  # the copied trainer's inner state is not available
         done = ProposeReply(proposal.payload, 0, proposal.buffer, 0.0, 0.0, proposal.inner)
         blobs = round.blobs
-        m = _decode_update(round, blobs.path(proposal.payload), blobs.path(proposal.buffer) if proposal.buffer else None)
+        m = decode_update(round, blobs.path(proposal.payload), blobs.path(proposal.buffer) if proposal.buffer else None)
         m[0] += np.float32(1e-6)  # a small change gives the copy another digest
-        await publish_proposal(round, request, _encoded(round, request, done, m))
+        await publish_proposal(round, request, encode_update(round, request, done, m))
 
     async def _equivocate(self, round: OpenRoundContext, request: ProposeRequest, done: ProposeReply) -> None:
         assert self.equivocate is not None
@@ -250,14 +251,14 @@ def _declared(
     return DeclarationFiles(wire.encode(declared), {digest: str(path)})
 
 
-def _encoded(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply, m: Float32Array) -> ProposeReply:
+def encode_update(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply, m: Float32Array) -> ProposeReply:
     """Return the reply with a well-formed proposal for any update m."""
     buffer = error_feedback.make_buffer(m, round.model.header(round.me), round.spec)
     payload = round.model.encode_payload(round.me, m if buffer is None else buffer.dequantize())
     return _with_payload(request, _with_buffer(request, done, buffer), payload)
 
 
-def _decode_update(round: OpenRoundContext, payload: Path, buffer: Path | None) -> Float32Array:
+def decode_update(round: OpenRoundContext, payload: Path, buffer: Path | None) -> Float32Array:
     """Return the update m from the buffer, or in a job without buffers its compressed form from the payload."""
     if not round.spec.commits_to_buffer:
         return codec.read_payload(payload.read_bytes(), round.model.layout).dequantize()

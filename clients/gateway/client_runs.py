@@ -159,7 +159,12 @@ class ClientRuns:
             raise UserError(problem)
         manifest = codec.encode(Manifest(tuple(bodies)))
         digest = await trio.to_thread.run_sync(self._peer.blobs.add_bytes, manifest)
-        await self._peer.submit_transaction("client/step", RequestStep(key, StepBrief(number, digest, tokens, optimizer)))
+        try:
+            await self._peer.submit_transaction("client/step", RequestStep(key, StepBrief(number, digest, tokens, optimizer)))
+        except UserError:
+            # A gateway that was restarted may lack the block with its earlier request. The refusal's block is a later one.
+            if not self.is_step_requested(key, number):
+                raise
 
     def is_step_requested(self, key: bytes, number: int) -> bool:
         """Return whether the ledger has a request for step `number`."""
@@ -179,7 +184,14 @@ class ClientRuns:
         return outcome
 
     async def end_run(self, key: bytes) -> None:
-        await self._peer.submit_transaction("client/end", EndRun(key))
+        """End a run, unless it is over."""
+        if not self._is_over(key):
+            try:
+                await self._peer.submit_transaction("client/end", EndRun(key))
+            except UserError:
+                # An end that the process before this one requested, or a quorum that cancelled the job, may be decided first.
+                if not self._is_over(key):
+                    raise
 
     def find_run(self, key: bytes) -> ClientRun:
         """Return the ledger's record of an unfinished run."""
@@ -187,6 +199,9 @@ class ClientRuns:
         if run is None or run.is_over:
             raise UserError(f"run {key.hex()[:8]} is over")
         return run
+
+    def _is_over(self, key: bytes) -> bool:
+        return key not in self._peer.state.module_state(ClientsState).runs
 
     def _job(self, key: bytes) -> tuple[Job, JobSpec]:
         self.find_run(key)

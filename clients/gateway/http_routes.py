@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from clients.gateway.rest_api import LISTED_MAX, OFFSET_MAX, RestApi
 from clients.gateway.sample_request import NOT_COMPUTED
 from clients.gateway.tinker_api import OBJECT, TinkerApi
 from clients.wire.gradient_request import SEQ_ID_MAX
 from features.services import ServiceContext
-from web.calls import LINE, TEXT, FieldType, RequestField, integer_type
+from web.calls import LINE, TEXT, FieldType, RequestField, integer_type, query_integer_type
 from web.routes import ClientClass, Route, RouteHandlers, RouteReply, RouteSet
 
 PREFIX: Final = "/tinker"
@@ -20,7 +21,13 @@ SAMPLE_NUMBER: Final = integer_type(0, (1 << 63) - 1)  # a copied client of the 
 # Fields of a request for samples. Their faults are failures of its future, and not of the call.
 SAMPLE_FIELDS: Final = ("prompt", "num_samples", "sampling_params", "prompt_logprobs", "prompt_logprobs_last_n", *NOT_COMPUTED)
 ANYTHING: Final = FieldType("JSON", {}, lambda value: True)
+OFFSET: Final = RequestField("offset", query_integer_type(0, OFFSET_MAX), default=0)
+RUN: Final = (RequestField("run_id", LINE),)
 FUTURE: Final = RouteReply("request_id", "`retrieve_future` has the result")
+
+
+def _limit(default: int) -> RequestField:
+    return RequestField("limit", query_integer_type(0, LISTED_MAX), default=default)
 
 
 def _post(handler: Any, path: str, about: str, reply: RouteReply, *fields: RequestField, **more: Any) -> Route:
@@ -55,7 +62,7 @@ def _get(handler: Any, path: str, about: str, reply: RouteReply, **more: Any) ->
 def make_handlers(desk: ServiceContext) -> RouteHandlers:
     api = TinkerApi(desk)
     return RouteHandlers(
-        objects=(api,), authorizers={PROGRAM: api.authorize}, background_tasks=(api.run_tasks,), held_replies=api.held
+        objects=(api, api.rest), authorizers={PROGRAM: api.authorize}, background_tasks=(api.run_tasks,), held_replies=api.held
     )
 
 
@@ -75,7 +82,7 @@ ROUTES: Final = RouteSet(
         _post(
             TinkerApi.close_session,
             "sessions/{session_id}/finish",
-            "End a session",
+            "End a session, and the runs of its models after their last requests",
             RouteReply(),
             path_fields=(RequestField("session_id", LINE),),
         ),
@@ -166,6 +173,62 @@ ROUTES: Final = RouteSet(
             "Wait for the result of a request",
             RouteReply("", "The result in JSON or protobuf, `try_again`, or `error` with `category`"),
             RequestField("request_id", LINE),
+        ),
+        _post(
+            TinkerApi.cancel_future,
+            "cancel_future",
+            "Accept that a result is not needed, without effect",
+            RouteReply(),
+            RequestField("request_id", LINE),
+        ),
+        _get(
+            RestApi.list_training_runs,
+            "training_runs",
+            "List the models of this key, the newest first",
+            RouteReply("training_runs cursor"),
+            query_fields=(_limit(20), OFFSET),
+        ),
+        _get(
+            RestApi.get_training_run,
+            "training_runs/{run_id}",
+            "Show a model",
+            RouteReply("training_run_id base_model model_owner is_lora lora_rank last_request_time corrupted"),
+            path_fields=RUN,
+        ),
+        _get(
+            RestApi.list_checkpoints,
+            "training_runs/{run_id}/checkpoints",
+            "List the checkpoints of a model",
+            RouteReply("checkpoints"),
+            path_fields=RUN,
+        ),
+        _get(
+            RestApi.list_all_checkpoints,
+            "checkpoints",
+            "List the checkpoints of this key",
+            RouteReply("checkpoints cursor"),
+            query_fields=(_limit(100), OFFSET),
+        ),
+        _get(
+            RestApi.list_sessions,
+            "sessions",
+            "List the sessions of this key that have a model or a sampler, the newest first",
+            RouteReply("sessions"),
+            query_fields=(_limit(20), OFFSET),
+        ),
+        _get(
+            RestApi.get_session,
+            "sessions/{session_id}",
+            "List the models and samplers of a session",
+            RouteReply("training_run_ids sampler_ids"),
+            path_fields=(RequestField("session_id", LINE),),
+        ),
+        _post(
+            RestApi.show_weights,
+            "weights_info",
+            "Describe a checkpoint",
+            RouteReply(),
+            RequestField("tinker_path", LINE),
         ),
     ),
     make_handlers=make_handlers,

@@ -14,7 +14,7 @@ from typing import Final
 import trio
 
 from clients.gateway.client_runs import ClientRuns, LossReport
-from clients.gateway.request_store import Outcome, RequestKind, RequestStore, StoredRequest
+from clients.gateway.request_store import END_NUMBER, Outcome, RequestKind, RequestStore, StoredRequest
 from clients.gateway.samplers import Samplers
 from clients.ledger.clients_module import StepOutcome
 from clients.records import BODY_BYTES_MAX, ListedBody, OptimizerStep, RequestBody
@@ -32,6 +32,7 @@ GAP_SECONDS: Final = 10.0
 REQUESTS_KEPT: Final = 1_024
 
 LATE: Final = "request {} arrived after request {} was computed: requests are computed in the order of their numbers"
+ENDED: Final = "this model is over, because its session was finished: create another one"
 
 log = logging.getLogger("site")
 
@@ -90,9 +91,10 @@ class ModelQueue:
             request = await self._wait_for_request()
             outcome, result = await self._compute(request)
             await trio.to_thread.run_sync(self._store.set_outcome, self.model, request.number, outcome, result)
-            if request.kind is RequestKind.STEP:
+            if request.kind in (RequestKind.STEP, RequestKind.END):
                 await trio.to_thread.run_sync(self._store.drop_bodies, self.model, request.number)
-            await trio.to_thread.run_sync(self._store.drop_before, self.model, request.number - REQUESTS_KEPT)
+            if request.kind is not RequestKind.END:  # The number of an end says nothing about the number of requests.
+                await trio.to_thread.run_sync(self._store.drop_before, self.model, request.number - REQUESTS_KEPT)
             self._announce(self.model, request.number)
 
     async def _wait_for_request(self) -> StoredRequest:
@@ -104,11 +106,12 @@ class ModelQueue:
             request = await trio.to_thread.run_sync(self._store.find_pending, self.model)
             if request is not None:
                 if request.number < last:
-                    late = LATE.format(request.number, last).encode()
+                    late = (ENDED if last == END_NUMBER else LATE.format(request.number, last)).encode()
                     await trio.to_thread.run_sync(self._store.refuse_request, self.model, request.number, late)
                     return replace(request, kind=RequestKind.INVALID, payload=late)
                 deadline = trio.current_time() + GAP_SECONDS if deadline is None else deadline
-                if request.number == last + 1 or trio.current_time() >= deadline:
+                # No number is missing before an end: the client has said that it sends no further requests.
+                if request.number in (last + 1, END_NUMBER) or trio.current_time() >= deadline:
                     return request
             with trio.move_on_at(deadline if deadline is not None else float("inf")):
                 await added.wait()
@@ -149,6 +152,11 @@ class ModelQueue:
                 sampler, job = codec.decode(CreateSampler, request.payload).sampler, await self._job()
                 await self._samplers.open_run(sampler, self.model, job)
                 return self._encoders.sampler(sampler)
+            case RequestKind.END:
+                model = await trio.to_thread.run_sync(self._store.find_model, self.model)
+                if model is not None and model.job is not None:
+                    await self._runs.end_run(model.job)
+                return b"{}"
             case RequestKind.INVALID:
                 raise UserError(request.payload.decode())
 

@@ -7,12 +7,17 @@ arrive in any order: a client sends the first part of a large batch last.
 from __future__ import annotations
 
 import enum
-from dataclasses import astuple, dataclass
+import time
+from dataclasses import dataclass
 from typing import Any, Final
 
+from clients.wire.gradient_request import SEQ_ID_MAX
+from storage.api_key_store import ApiKey
 from storage.service_database import ServiceDatabase
 
 CREATE_NUMBER: Final = 0  # number of the request that creates a model; the SDK numbers the others from 1
+END_NUMBER: Final = SEQ_ID_MAX + 1  # number of the request that ends a model's run: it follows all requests of the client
+SAMPLER_PART: Final = ":sample:"  # part of a sampler's id between its session and its number
 
 
 class RequestKind(enum.StrEnum):
@@ -21,6 +26,7 @@ class RequestKind(enum.StrEnum):
     GRADIENT = "gradient"  # forward and backward
     STEP = "step"
     SAMPLER = "sampler"  # a sampler of the present model
+    END = "end"  # the end of the model's run
     INVALID = "invalid"  # The payload is the fault of the client, in UTF-8.
 
 
@@ -51,12 +57,25 @@ class StoredModel:
 
 
 @dataclass(frozen=True, slots=True)
+class CreatedModel:
+    """A model that is created, or whose creation is requested."""
+
+    model: str
+    creation: bytes  # payload of the request that creates it
+    last_request_ms: int  # time of the model's newest request
+
+
+@dataclass(frozen=True, slots=True)
 class StoredSampler:
     sampler: str
     owner: str
     job: bytes  # job of the model: a finished job, or a run
     round: int
     model: str | None  # model whose adapters were copied; None: the sampler is a finished job
+
+    @property
+    def session(self) -> str:
+        return self.sampler.rpartition(SAMPLER_PART)[0]
 
 
 class RequestStore(ServiceDatabase):
@@ -68,22 +87,76 @@ class RequestStore(ServiceDatabase):
             model TEXT PRIMARY KEY, session TEXT NOT NULL, owner TEXT NOT NULL, job BLOB
         ) WITHOUT ROWID;
         CREATE TABLE IF NOT EXISTS requests (
-            model TEXT NOT NULL, number INTEGER NOT NULL, kind TEXT NOT NULL, payload BLOB NOT NULL,
+            model TEXT NOT NULL, number INTEGER NOT NULL, kind TEXT NOT NULL, added_ms INTEGER NOT NULL, payload BLOB NOT NULL,
             outcome TEXT NOT NULL DEFAULT 'pending', result BLOB NOT NULL DEFAULT x'', step INTEGER, PRIMARY KEY (model, number)
         );
         CREATE TABLE IF NOT EXISTS samplers (
-            sampler TEXT UNIQUE NOT NULL, owner TEXT NOT NULL, job BLOB NOT NULL, round INTEGER NOT NULL, model TEXT
+            sampler TEXT UNIQUE NOT NULL, owner TEXT NOT NULL, job BLOB NOT NULL, round INTEGER NOT NULL, model TEXT,
+            session TEXT NOT NULL, created_ms INTEGER NOT NULL
         );
+        CREATE VIEW IF NOT EXISTS created_models AS
+            SELECT models.model, session, owner, payload AS creation, added_ms AS created_ms,
+                (SELECT MAX(added_ms) FROM requests AS every WHERE every.model = models.model) AS last_request_ms
+            FROM models JOIN requests ON requests.model = models.model AND number = 0
+            WHERE kind = 'create' AND outcome IN ('pending', 'done');
+        CREATE VIEW IF NOT EXISTS sessions AS
+            SELECT owner, session, MIN(created_ms) AS created_ms FROM (
+                SELECT owner, session, created_ms FROM created_models
+                UNION ALL SELECT owner, session, created_ms FROM samplers
+            ) GROUP BY owner, session;
     """
 
     def add_model(self, model: str, session: str, owner: str) -> None:
         self._database.execute("INSERT OR IGNORE INTO models VALUES (?, ?, ?, NULL)", (model, session, owner))
 
     def count_models(self, owner: str) -> int:
-        """Return the number of an owner's models without those whose creation failed."""
+        """Return the number of an owner's models without those whose creation failed, or whose run has ended."""
         failed = "SELECT model FROM requests WHERE number = ? AND outcome IN ('client-fault', 'gateway-fault')"
-        query = f"SELECT COUNT(*) FROM models WHERE owner = ? AND model NOT IN ({failed})"
-        ((count,),) = self._database.execute(query, (owner, CREATE_NUMBER))
+        ended = "SELECT model FROM requests WHERE number = ? AND outcome = 'done'"
+        query = f"SELECT COUNT(*) FROM models WHERE owner = ? AND model NOT IN ({failed}) AND model NOT IN ({ended})"
+        ((count,),) = self._database.execute(query, (owner, CREATE_NUMBER, END_NUMBER))
+        return int(count)
+
+    def list_created_models(self, owner: str, limit: int, offset: int) -> tuple[list[CreatedModel], int]:
+        """Return a page of an owner's models, the newest first, and the number of all of them."""
+        rows = self._database.execute(
+            "SELECT model, creation, last_request_ms FROM created_models WHERE owner = ? "
+            "ORDER BY created_ms DESC, model LIMIT ? OFFSET ?",
+            (owner, limit, offset),
+        )
+        return [CreatedModel(*row) for row in rows], self._count("created_models", owner)
+
+    def find_created_model(self, owner: str, model: str) -> CreatedModel | None:
+        query = "SELECT model, creation, last_request_ms FROM created_models WHERE owner = ? AND model = ?"
+        rows = self._database.execute(query, (owner, model)).fetchall()
+        return CreatedModel(*rows[0]) if rows else None
+
+    def list_sessions(self, owner: str, limit: int, offset: int) -> tuple[list[str], int]:
+        """Return a page of the owner's sessions that have a model or a sampler, the newest first, and the number of all."""
+        query = "SELECT session FROM sessions WHERE owner = ? ORDER BY created_ms DESC, session LIMIT ? OFFSET ?"
+        rows = self._database.execute(query, (owner, limit, offset))
+        return [session for (session,) in rows], self._count("sessions", owner)
+
+    def list_session_models(self, owner: str, session: str, newest: int) -> list[str]:
+        """Return the newest created models of a session, the oldest first."""
+        return self._list_newest("created_models", "model", owner, session, newest)
+
+    def list_session_samplers(self, owner: str, session: str, newest: int) -> list[str]:
+        """Return the newest samplers of a session, the oldest first."""
+        return self._list_newest("samplers", "sampler", owner, session, newest)
+
+    def list_unended_models(self, owner: str, session: str) -> list[str]:
+        """Return the models of a session whose end is not requested."""
+        ended = "SELECT model FROM requests WHERE number = ?"
+        query = f"SELECT model FROM models WHERE owner = ? AND session = ? AND model NOT IN ({ended}) ORDER BY model"
+        return [model for (model,) in self._database.execute(query, (owner, session, END_NUMBER))]
+
+    def _list_newest(self, table: str, column: str, owner: str, session: str, newest: int) -> list[str]:
+        query = f"SELECT {column} FROM {table} WHERE owner = ? AND session = ? ORDER BY created_ms DESC, {column} DESC LIMIT ?"
+        return [name for (name,) in self._database.execute(query, (owner, session, newest))][::-1]
+
+    def _count(self, table: str, owner: str) -> int:
+        ((count,),) = self._database.execute(f"SELECT COUNT(*) FROM {table} WHERE owner = ?", (owner,))
         return int(count)
 
     def stored_bytes(self, owner: str) -> int:
@@ -105,10 +178,12 @@ class RequestStore(ServiceDatabase):
 
     def add_sampler(self, sampler: StoredSampler) -> None:
         """Store a sampler, unless one of this name is there."""
-        self._database.execute("INSERT OR IGNORE INTO samplers VALUES (?, ?, ?, ?, ?)", astuple(sampler))
+        row = sampler.sampler, sampler.owner, sampler.job, sampler.round, sampler.model, sampler.session, wall_ms()
+        self._database.execute("INSERT OR IGNORE INTO samplers VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
     def find_sampler(self, sampler: str) -> StoredSampler | None:
-        rows = self._database.execute("SELECT * FROM samplers WHERE sampler = ?", (sampler,)).fetchall()
+        query = "SELECT sampler, owner, job, round, model FROM samplers WHERE sampler = ?"
+        rows = self._database.execute(query, (sampler,)).fetchall()
         return StoredSampler(*rows[0]) if rows else None
 
     def list_sampler_rounds(self, model: str, newest: int) -> set[int]:
@@ -118,8 +193,9 @@ class RequestStore(ServiceDatabase):
 
     def add_request(self, model: str, number: int, kind: RequestKind, payload: bytes) -> None:
         """Store a request, unless one of this number is there."""
-        row = model, number, kind.value, payload
-        self._database.execute("INSERT OR IGNORE INTO requests (model, number, kind, payload) VALUES (?, ?, ?, ?)", row)
+        row = model, number, kind.value, wall_ms(), payload
+        query = "INSERT OR IGNORE INTO requests (model, number, kind, added_ms, payload) VALUES (?, ?, ?, ?, ?)"
+        self._database.execute(query, row)
 
     def find_request(self, model: str, number: int) -> StoredRequest | None:
         found = self._select("model = ? AND number = ?", model, number)
@@ -171,3 +247,12 @@ class RequestStore(ServiceDatabase):
         query = f"SELECT {columns} FROM requests WHERE {condition} ORDER BY number LIMIT ?"
         rows = self._database.execute(query, (*values, most))
         return [StoredRequest(row[0], row[1], RequestKind(row[2]), row[3], Outcome(row[4]), row[5], row[6]) for row in rows]
+
+
+def owner_of(key: ApiKey) -> str:
+    """Return the name under which models belong to a key. A later key of the same name has another one."""
+    return f"{key.name}@{key.created_ms}"
+
+
+def wall_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -22,13 +22,17 @@ from clients.gateway.client_runs import ClientRuns, LossReport
 from clients.gateway.model_queue import CreateModel, CreateSampler, ModelQueue, ResultEncoders
 from clients.gateway.request_store import (
     CREATE_NUMBER,
+    END_NUMBER,
+    SAMPLER_PART,
     Outcome,
     RequestKind,
     RequestStore,
     StoredModel,
     StoredRequest,
     StoredSampler,
+    owner_of,
 )
+from clients.gateway.rest_api import RestApi
 from clients.gateway.samplers import SampleFault, Samplers
 from clients.ledger.clients_module import StepOutcome
 from clients.records import RANK_MAX, OptimizerStep, RequestBody
@@ -48,7 +52,6 @@ from web.held_replies import HeldReplies
 Task = Callable[[], Awaitable[None]]
 PROTOBUF: Final = "application/x-protobuf"
 FAULT_CATEGORIES: Final = {Outcome.CLIENT_FAULT: "user", Outcome.GATEWAY_FAULT: "server"}
-SAMPLER_PART: Final = ":sample:"  # part of a sampler's id between its session and its number
 SAMPLE_IDS_MAX: Final = 4_096  # ids in the reply to one request for samples, which may request too many
 SESSION_BYTES: Final = 12  # random bytes of a session's id
 WHO_READS: Final = (
@@ -76,6 +79,7 @@ class TinkerApi:
         # Tasks that do not run yet. The quota of models and `samplers.WAITING_MAX` bound their number.
         self._tasks, self._new_tasks = trio.open_memory_channel[Task](math.inf)
         self._encoders = ResultEncoders(created=_created, losses=_losses, step=_step, sampler=_sampler)
+        self.rest = RestApi(self._store, self._admit)
         self._samplers = Samplers(peer, self._store, self.desk.folder / "samplers", self.held.announce, self._tasks.send_nowait)
 
     def authorize(self, token: str) -> ApiKey:
@@ -151,7 +155,10 @@ class TinkerApi:
         return {"type": "session_heartbeat"}
 
     async def close_session(self, key: ApiKey, host: str, session_id: str) -> Json:
+        """Request the ends of a session's runs. Each follows the requests of its model."""
         self._admit(key, host)
+        for model in await trio.to_thread.run_sync(self._store.list_unended_models, owner_of(key), session_id):
+            await self._add(key, model, END_NUMBER, RequestKind.END, b"")
         return {}
 
     async def collect_telemetry(self, key: ApiKey, host: str) -> Json:
@@ -254,8 +261,8 @@ class TinkerApi:
         """Store a request durably, and let its queue compute it. A request beyond the key's quota of bytes becomes invalid."""
         await self._require_model(key, model)
         stored = await trio.to_thread.run_sync(self._store.stored_bytes, owner_of(key))
-        # A step is always allowed, because it frees the bytes of its gradients.
-        if kind is not RequestKind.STEP and stored + len(payload) > key.stored_bytes_max:
+        # Steps and ends are always allowed, because they free the bytes of gradients.
+        if kind not in (RequestKind.STEP, RequestKind.END) and stored + len(payload) > key.stored_bytes_max:
             kind = RequestKind.INVALID
             payload = f"the key {key.name!r} stores {stored:,} bytes, its quota is {key.stored_bytes_max:,}".encode()
         await trio.to_thread.run_sync(self._store.add_request, model, number, kind, payload)
@@ -370,6 +377,11 @@ class TinkerApi:
             raise HttpProblem("gone", f"no request {request_id!r}")
         return _future_reply(request)
 
+    async def cancel_future(self, key: ApiKey, host: str, request_id: str) -> Json:
+        """Accept the wish to cancel a request. It is computed nevertheless: the SDK only saves work with this call."""
+        self._admit(key, host)
+        return {}
+
     def _samples_reply(self, name: str) -> Json | BytesReply | HeldReply:
         try:
             result = self._samplers.find_result(name)
@@ -404,11 +416,6 @@ def _future_reply(request: StoredRequest) -> Json | BytesReply | HeldReply:
 
 def _try_again(name: str) -> HeldReply:
     return HeldReply(name, {"type": "try_again", "request_id": name, "queue_state": "active"})
-
-
-def owner_of(key: ApiKey) -> str:
-    """Return the name under which models belong to a key. A later key of the same name has another one."""
-    return f"{key.name}@{key.created_ms}"
 
 
 def _create_request(base: str, lora: Json) -> CreateModel:

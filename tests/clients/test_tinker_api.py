@@ -45,6 +45,7 @@ class ScriptedRuns:
     steps: list[tuple[bytes, int, list[bytes]]] = field(default_factory=list)  # decided ones: run, number, bodies
     bodies: Counter[bytes] = field(default_factory=Counter)
     opened: int = 0
+    ended: list[bytes] = field(default_factory=list)
     fault: Exception | None = None  # of the next pass or step
 
     async def open_run(self, base: str, *, rank: int, seed: int, **flags: bool) -> bytes:
@@ -85,6 +86,11 @@ class ScriptedRuns:
         await trio.sleep(self.seconds)
         return StepOutcome(number, number + 1, True)
 
+    async def end_run(self, key: bytes) -> None:
+        await trio.sleep(self.seconds)
+        self._fail()
+        self.ended.append(key)
+
     def _fail(self) -> None:
         fault, self.fault = self.fault, None
         if fault is not None:
@@ -118,9 +124,10 @@ class Caller:
         return await self.api.retrieve_future(self.key, HOST, request)
 
     async def result(self, request: str) -> Any:
-        while isinstance(reply := await self.retrieve(request), HeldReply):  # noqa: ASYNC110
-            await trio.sleep(0.1)
-        return reply
+        with trio.fail_after(1_000):
+            while isinstance(reply := await self.retrieve(request), HeldReply):  # noqa: ASYNC110
+                await trio.sleep(0.1)
+            return reply
 
     async def fault(self, request: str) -> str:
         reply = await self.result(request)
@@ -133,7 +140,7 @@ async def gateway(folder: Path, runs: ScriptedRuns | None = None) -> AsyncIterat
     """Run the API on the database in a folder. It ends as after kill -9: nothing is finished."""
     runs = runs or ScriptedRuns()
     keys = ApiKeys(ApiKeyStore(folder / "keys.sqlite"))
-    api = TinkerApi(SimpleNamespace(folder=folder, peer=None, api_keys=keys))  # type: ignore[arg-type]
+    api = TinkerApi(SimpleNamespace(folder=folder, peer=None, api_keys=keys))
     api._runs = runs  # type: ignore[assignment]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(api.run_tasks)
@@ -369,7 +376,7 @@ async def test_a_model_is_created_once_also_by_calls_at_the_same_time(tmp_path: 
 async def test_a_future_is_held_until_its_queue_announces_it(tmp_path: Path) -> None:
     async with gateway(tmp_path, ScriptedRuns(seconds=2.0)) as program:
         announced: list[str] = []
-        program.api.held.announce = announced.append  # type: ignore[method-assign]
+        program.api.held.announce = announced.append  # type: ignore[assignment, method-assign]
         model = await program.create_model()
         request = await program.request_losses(model, 1)
         held = await program.retrieve(request)
@@ -413,7 +420,7 @@ async def test_a_step_that_the_ledger_decided_before_its_repetition_has_its_outc
             await request_step(key, number, *arguments)
             raise UserError(f"step {number} is open: request the next step after its outcome")
 
-        program.runs.request_step = request_late  # type: ignore[method-assign]
+        program.runs.request_step = request_late  # type: ignore[assignment, method-assign]
         assert "metrics" in await program.result(await program.request_step(model, 2))
 
 
@@ -474,29 +481,32 @@ async def test_the_quota_of_models_does_not_count_failed_ones(tmp_path: Path) ->
 
 async def test_a_request_spends_its_tokens_once(tmp_path: Path) -> None:
     async with gateway(tmp_path) as program:
-        request = REQUESTS[1]
-        program.key = replace(ANNA, tokens_per_minute_max=request.tokens, stored_bytes_max=1 << 20)
+        request, quota = REQUESTS[1], 2 * REQUESTS[1].tokens
+        program.key = replace(ANNA, tokens_per_minute_max=quota, stored_bytes_max=1 << 20)
         model = await program.create_model()
-        for _ in range(3):
-            assert isinstance(await program.result(await program.request_losses(model, 1, request)), BytesReply)
-        fault = await program.fault(await program.request_losses(model, 2, request))
-        assert f"used up its quota of {request.tokens} tokens a minute" in fault
+        for number in (1, 1, 1, 2):
+            assert isinstance(await program.result(await program.request_losses(model, number, request)), BytesReply)
+        fault = await program.fault(await program.request_losses(model, 3, request))
+        assert f"used up its quota of {quota} tokens a minute" in fault
         await trio.sleep(60)
-        assert isinstance(await program.result(await program.request_losses(model, 3, request)), BytesReply)
+        assert isinstance(await program.result(await program.request_losses(model, 4, request)), BytesReply)
 
 
-async def test_the_quota_of_bytes_is_free_again_after_a_step(tmp_path: Path) -> None:
+async def test_a_step_is_allowed_beyond_the_quota_of_bytes_and_frees_those_of_its_gradients(tmp_path: Path) -> None:
     request = body(examples=40)
-    size = len(codec.encode(request))  # the result has half as many bytes
     async with gateway(tmp_path) as program:
-        program.key = replace(ANNA, stored_bytes_max=5 * size, tokens_per_minute_max=1 << 30)
+        program.key = replace(ANNA, stored_bytes_max=1 << 20, tokens_per_minute_max=1 << 30)
         model = await program.create_model()
         for number in (1, 2, 3):
             assert isinstance(await program.result(await program.request_losses(model, number, request)), BytesReply)
-        assert "the key 'anna' stores" in await program.fault(await program.request_losses(model, 4, request))
+        stored = program.api._store.stored_bytes("anna@1")
+        program.key = replace(program.key, stored_bytes_max=stored + 10)
+        assert f"the key 'anna' stores {stored:,} bytes, its quota" in await program.fault(
+            await program.request_losses(model, 4, request)
+        )
         assert "metrics" in await program.result(await program.request_step(model, 5))
+        assert program.api._store.stored_bytes("anna@1") < stored - 2 * len(codec.encode(request))
         assert isinstance(await program.result(await program.request_losses(model, 6, request)), BytesReply)
-        assert program.api._store.stored_bytes("anna@1") < 4 * size
         assert isinstance(await program.result(f"{model}#1"), BytesReply), "results stay"
         ((_, _, bodies),) = program.runs.steps
         assert len(bodies) == 3

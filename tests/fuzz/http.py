@@ -158,6 +158,10 @@ def _of_programs(random: Random) -> tuple[str, str, Any]:
     gradient = encode_bytes(1, model.encode()) + encode_varint(2, number) + encode_bytes(3, example) + encode_bytes(4, loss)
     ids = {"session_id": session, "model_seq_id": random.randint(0, 3)}
     lora, rates = {"rank": random.choice(STRANGE), "seed": random.choice(STRANGE)}, {"learning_rate": random.choice(STRANGE)}
+    listed = random.choice(
+        ("training_runs", f"training_runs/{model}", "training_runs/%00", "checkpoints", "sessions", "sessions/s")
+    )
+    page = random.choice(("", "/checkpoints", "?limit=1&offset=1", "?limit=-1", "?offset=9999999999"))
     method, call, body = random.choice(
         (
             (
@@ -168,6 +172,9 @@ def _of_programs(random: Random) -> tuple[str, str, Any]:
             ("POST", "session_heartbeat", ids),
             ("POST", f"sessions/{session}/finish", {"reason": {"type": "success"}, "detail": None}),
             ("GET", random.choice(("healthz", "get_server_capabilities", f"samplers/{sampler}", "samplers/%2F")), None),
+            ("GET", f"{listed}{page}", None),
+            ("POST", "weights_info", {"tinker_path": random.choice(("tinker://s:train:0/weights/a", "x"))}),
+            ("POST", "cancel_future", {"request_id": f"{model}#{number}"}),
             ("POST", "create_model", ids | {"base_model": "base", "lora_config": lora, "optimizer_config": {"type": "adamw"}}),
             ("POST", "get_info", {"model_id": model}),
             ("POST", "save_weights_for_sampler", {"model_id": model, "seq_id": number, "sampling_session_seq_id": number}),
@@ -260,12 +267,12 @@ def _body(body: dict[str, Any] | bytes, random: Random) -> bytes:
     if isinstance(body, bytes):
         at = random.randint(0, len(body))
         return body if random.random() < 0.5 else body[:at] + random.randbytes(random.randint(0, 3)) + body[at:]
-    changed = dict(body)
+    changed, names = dict(body), list(body) or ["key"]
     chance = random.random()
     if chance < 0.4:
-        changed[random.choice(list(body))] = random.choice(STRANGE)
+        changed[random.choice(names)] = random.choice(STRANGE)
     elif chance < 0.5:
-        del changed[random.choice(list(body))]
+        changed.pop(random.choice(names), None)
     elif chance < 0.6:
         return random.choice(
             (

@@ -1,0 +1,85 @@
+"""The calls of the gateway's HTTP API that list the models, sessions and checkpoints of a key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+import trio
+
+from clients.gateway.model_queue import CreateModel
+from clients.gateway.request_store import CreatedModel, RequestStore, owner_of
+from protocol import codec
+from storage.api_key_store import ApiKey
+from web.calls import HttpProblem, Json
+
+LISTED_MAX: Final = 1_000  # entries of a list in one reply, which then has some hundred kilobytes
+OFFSET_MAX: Final = (1 << 31) - 1
+LOCAL_OWNER: Final = "local"  # name of the owner of models that were created without a key
+
+
+@dataclass(frozen=True)
+class RestApi:
+    store: RequestStore
+    admit: Callable[[ApiKey, str], None]  # function of a key and a client's address that raises `HttpProblem` for a stranger
+
+    async def list_training_runs(self, key: ApiKey, host: str, limit: int, offset: int) -> Json:
+        self.admit(key, host)
+        models, total = await trio.to_thread.run_sync(self.store.list_created_models, owner_of(key), limit, offset)
+        return {"training_runs": [_training_run(model, key) for model in models], "cursor": _cursor(limit, offset, total)}
+
+    async def get_training_run(self, key: ApiKey, host: str, run_id: str) -> Json:
+        self.admit(key, host)
+        return _training_run(await self._require_run(key, run_id), key)
+
+    async def list_checkpoints(self, key: ApiKey, host: str, run_id: str) -> Json:
+        self.admit(key, host)
+        await self._require_run(key, run_id)
+        return {"checkpoints": []}
+
+    async def list_all_checkpoints(self, key: ApiKey, host: str, limit: int, offset: int) -> Json:
+        self.admit(key, host)
+        return {"checkpoints": [], "cursor": _cursor(limit, offset, 0)}
+
+    async def show_weights(self, key: ApiKey, host: str, tinker_path: str) -> Json:
+        self.admit(key, host)
+        raise HttpProblem("not-found", f"no weights {tinker_path!r}: weights with a name are not kept")
+
+    async def list_sessions(self, key: ApiKey, host: str, limit: int, offset: int) -> Json:
+        self.admit(key, host)
+        sessions, total = await trio.to_thread.run_sync(self.store.list_sessions, owner_of(key), limit, offset)
+        return {"sessions": sessions, "cursor": _cursor(limit, offset, total)}
+
+    async def get_session(self, key: ApiKey, host: str, session_id: str) -> Json:
+        self.admit(key, host)
+        owner = owner_of(key)
+        models = await trio.to_thread.run_sync(self.store.list_session_models, owner, session_id, LISTED_MAX)
+        samplers = await trio.to_thread.run_sync(self.store.list_session_samplers, owner, session_id, LISTED_MAX)
+        if not models and not samplers:
+            raise HttpProblem("not-found", f"no session {session_id!r} with a model or a sampler")
+        return {"training_run_ids": models, "sampler_ids": samplers}
+
+    async def _require_run(self, key: ApiKey, run: str) -> CreatedModel:
+        found = await trio.to_thread.run_sync(self.store.find_created_model, owner_of(key), run)
+        if found is None:
+            raise HttpProblem("not-found", f"no training run {run!r}: `list_training_runs` lists yours")
+        return found
+
+
+def _training_run(model: CreatedModel, key: ApiKey) -> Json:
+    said = codec.decode(CreateModel, model.creation)
+    return {
+        "training_run_id": model.model,
+        "base_model": said.base,
+        "model_owner": key.name or LOCAL_OWNER,
+        "is_lora": True,
+        "lora_rank": said.rank,
+        "last_request_time": datetime.fromtimestamp(model.last_request_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+        "corrupted": False,
+    }
+
+
+def _cursor(limit: int, offset: int, total: int) -> Json:
+    return {"limit": limit, "offset": offset, "total_count": total}

@@ -1,0 +1,163 @@
+"""Training loops on the SDK `tinker`. They run in an environment of its own and import nothing of this project.
+
+`python tuning_loop.py PLAN` reads a JSON file: `base_url`, `key`, `base` (the model to tune), `loop` (a name in `LOOPS`), `texts`
+(lists of token ids), and the loop's own values. It prints a line of JSON for each event. An exception ends it with a traceback.
+"""
+
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import tinker
+from tinker import types
+
+RANK, SEED = 8, 11
+RESULT_SECONDS_MAX = 600.0  # of a call whose future is awaited
+
+Plan = dict[str, Any]
+Texts = Sequence[Sequence[int]]
+
+
+def main() -> None:
+    plan: Plan = json.loads(Path(sys.argv[1]).read_text())
+    service = tinker.ServiceClient(base_url=plan["base_url"], api_key=plan["key"])
+    LOOPS[plan["loop"]](service, plan)
+    if hasattr(service, "close"):  # since 0.38
+        service.close("success").result(RESULT_SECONDS_MAX)
+
+
+def tell(event: str, **values: Any) -> None:
+    print(json.dumps({"event": event, **values}), flush=True)
+
+
+def examples(texts: Texts) -> list[types.Datum]:
+    """Return examples that predict each token of a text from those before it."""
+    return [
+        types.Datum(
+            model_input=types.ModelInput.from_ints(list(text[:-1])),
+            loss_fn_inputs={"target_tokens": list(text[1:]), "weights": [1.0] * (len(text) - 1)},
+        )
+        for text in texts
+    ]
+
+
+def open_model(service: Any, plan: Plan) -> Any:
+    model = service.create_lora_training_client(plan["base"], rank=RANK, seed=SEED)
+    tell("created", name=model.get_info().model_data.model_name)
+    return model
+
+
+def adam(plan: Plan) -> Any:
+    return types.AdamParams(**plan["adam"])
+
+
+def logprobs(result: Any) -> list[list[float]]:
+    return [list(output["logprobs"].data) for output in result.loss_fn_outputs]
+
+
+def loss_of(future: Any) -> float:
+    loss: float = future.result(RESULT_SECONDS_MAX).metrics["loss:sum"]
+    return loss
+
+
+def take_step(model: Any, plan: Plan, number: int, *batches: Texts) -> None:
+    """Add the gradients of some batches up, in one step, and tell the sum of their losses."""
+    started = time.monotonic()
+    passes = [model.forward_backward(examples(batch), "cross_entropy") for batch in batches]
+    step = model.optim_step(adam(plan))
+    loss = sum(map(loss_of, passes))
+    metrics = step.result(RESULT_SECONDS_MAX).metrics
+    tell("step", number=number, loss=loss, seconds=time.monotonic() - started, metrics=metrics)
+
+
+def run_every_call(service: Any, plan: Plan) -> None:
+    """Use each call of the SDK that the gateway serves."""
+    tell("capabilities", models=[model.model_name for model in service.get_server_capabilities().supported_models])
+    model, texts, numbers = open_model(service, plan), plan["texts"], count()
+    before = model.forward(examples(texts), "cross_entropy").result(RESULT_SECONDS_MAX)
+    tell("forward", loss=before.metrics["loss:sum"], lengths=list(map(len, logprobs(before))))
+    for _ in range(plan["steps"]):
+        take_step(model, plan, next(numbers), texts)
+    half = len(texts) // 2
+    take_step(model, plan, next(numbers), texts[:half], texts[half:])
+
+    many = plan["many"]
+    result = model.forward_backward(examples(many), "cross_entropy")
+    step = model.optim_step(adam(plan))
+    tell("many", lengths=list(map(len, logprobs(result.result(RESULT_SECONDS_MAX)))))
+    step.result(RESULT_SECONDS_MAX)
+    tell("step", number=next(numbers))
+
+    if importlib.util.find_spec("torch") is None:
+        raise SystemExit("this environment has no torch, which the SDK needs for custom losses: run `make foreign`")
+    custom = model.forward_backward_custom(examples(texts), mean_square)
+    step = model.optim_step(adam(plan))
+    tell("custom", metrics=custom.result(RESULT_SECONDS_MAX).metrics)
+    step.result(RESULT_SECONDS_MAX)
+    tell("step", number=next(numbers))
+    after = model.forward(examples(texts), "cross_entropy").result(RESULT_SECONDS_MAX)
+    tell("forward", loss=after.metrics["loss:sum"], lengths=list(map(len, logprobs(after))))
+
+
+def mean_square(data: Any, logprobs: Any) -> tuple[Any, dict[str, float]]:
+    """Return a loss that the gateway does not have: the mean square of the log-probabilities."""
+    import torch
+
+    loss = torch.cat(list(logprobs)).square().mean()
+    return loss, {"mean_square": float(loss)}
+
+
+def run_beside_torch(service: Any, plan: Plan) -> None:
+    """Tell the log-probabilities before and after some steps, which another loop repeats."""
+    model, texts = open_model(service, plan), plan["texts"]
+    first = model.forward(examples(texts), "cross_entropy").result(RESULT_SECONDS_MAX)
+    tell("first", loss=first.metrics["loss:sum"], logprobs=logprobs(first))
+    for number in range(plan["steps"]):
+        take_step(model, plan, number, texts)
+    last = model.forward(examples(texts), "cross_entropy").result(RESULT_SECONDS_MAX)
+    tell("last", loss=last.metrics["loss:sum"], logprobs=logprobs(last))
+
+
+def run_pipelined(service: Any, plan: Plan) -> None:
+    """Tell the seconds of pairs of calls that are awaited one after the other, and of pairs that are submitted at once."""
+    model, pairs = open_model(service, plan), plan["pairs"]
+    batch, numbers = examples(plan["texts"]), count()
+    take_step(model, plan, next(numbers), plan["texts"])
+    started = time.monotonic()
+    for _ in range(pairs):
+        model.forward_backward(batch, "cross_entropy").result(RESULT_SECONDS_MAX)
+        model.optim_step(adam(plan)).result(RESULT_SECONDS_MAX)
+        tell("step", number=next(numbers))
+    awaited = time.monotonic() - started
+    started = time.monotonic()
+    futures = [(model.forward_backward(batch, "cross_entropy"), model.optim_step(adam(plan))) for _ in range(pairs)]
+    for gradient, step in futures:
+        gradient.result(RESULT_SECONDS_MAX)
+        step.result(RESULT_SECONDS_MAX)
+        tell("step", number=next(numbers))
+    tell("pairs", awaited=awaited, at_once=time.monotonic() - started)
+
+
+def run_until_told(service: Any, plan: Plan) -> None:
+    """Take steps until the file `stop` exists."""
+    model, stop = open_model(service, plan), Path(plan["stop"])
+    for number in count():
+        if stop.exists():
+            return
+        take_step(model, plan, number, plan["texts"])
+
+
+LOOPS: dict[str, Callable[[Any, Plan], None]] = {
+    "every-call": run_every_call,
+    "beside-torch": run_beside_torch,
+    "pipelined": run_pipelined,
+    "until-told": run_until_told,
+}
+
+if __name__ == "__main__":
+    main()

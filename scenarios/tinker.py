@@ -1,0 +1,419 @@
+"""`python -m scenarios.tinker`: unmodified programs with the SDK `tinker` tune adapters at a network of daemons.
+
+Each trial is a network of its own, which trains a base first. A program in the SDK's environment (`make foreign`) then runs its
+training loop at the pages of one peer, its gateway. A proxy between both records all calls. Without other options, the program
+makes every call that the gateway serves, and one of four peers lies.
+
+With `--parity`, the same loop in plain torch runs beside the program's. With `--pipelined`, calls take 100 ms longer, and pairs
+of calls that are submitted at once are compared with pairs of which each call is awaited. With `--kill`, the gateway is killed
+(`kill -9`) at random moments and restarted at the same address. In the end, another trainer is killed. With `--liar`, the gateway
+proposes false updates of the program's steps (`scenarios/lying_gateway.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence, Set
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+from statistics import median
+from subprocess import PIPE
+from typing import Any, Final
+
+import trio
+from rich.console import Console
+from rich.table import Table
+
+from clients.gateway.http_routes import PREFIX
+from clients.ledger.clients_module import OBJECTIVE, ClientRun, ClientsState
+from demo.demo_peers import DemoPeer, PeerDisk
+from demo.network_demo import last_line
+from ledger.jobs import Job
+from protocol.api import JobView
+from protocol.errors import UserError
+from scenarios import network
+from scenarios.http_recorder import Exchange, HttpRecorder, running_recorder
+from scenarios.lying_gateway import ATTACKS
+from scenarios.network import SMALL_JOB, Network
+from scenarios.rlhf import based
+from scenarios.trials import COUNT, WIDTH, Attempt, Trial, arguments, conduct_apart
+from training.data.default_text import default_text
+from training.job_spec import JobSpec
+
+ROOT: Final = Path(__file__).parents[1]
+PROGRAM: Final = ROOT / "scenarios" / "foreign" / "tuning_loop.py"
+SDKS: Final = ("0.38.0", "0.25.0")
+KEY: Final = "tml-scenario"  # While a gateway has no keys, it serves programs on its machine with any key.
+STEPS: Final = 20
+PAIRS: Final = 10
+MANY: Final = 2_500  # examples of one call, which the SDK divides into three requests
+TEXTS, TEXT_TOKENS = 8, 49  # as many as one pass of the model computes, and equally long, so that sums have one order
+SHORT_TOKENS_MAX: Final = 12
+ROUND_TRIP_SECONDS: Final = 0.1  # with `--pipelined`
+PIPELINED_SHARE_MAX: Final = 0.6
+LOGPROB_DIFFERENCE_MAX: Final = 1e-4
+LOSS_DIFFERENCE_MAX: Final = 1e-5  # relative, before the first step
+TUNED_DIFFERENCE_MAX: Final = 1e-3  # relative, after the last step
+ADAM: Final = {"learning_rate": 2e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12, "weight_decay": 0.01, "grad_clip_norm": 100.0}
+LIED_STEPS: Final = 3  # of each kind of lie
+DOWN_SECONDS_MAX: Final = 1.0
+STEP_SECONDS_MAX: Final = 120.0  # for a step of a second, and for the SDK's pauses after a broken connection, of up to 30 s
+TRIAL_SECONDS_MAX: Final = 900.0
+SETTLED_SECONDS_MAX: Final = 30.0
+
+
+@dataclass
+class Program:
+    """A program in an SDK's environment, with the lines that it has printed."""
+
+    sdk: str
+    folder: Path
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    process: trio.Process | None = None
+    _printed: trio.Event = field(default_factory=trio.Event)
+
+    async def run(self, plan: dict[str, Any], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run a loop to its end. Raises `UserError` if the program fails."""
+        (place := self.folder / "plan.json").write_text(json.dumps(plan))
+        command = [str(environment(self.sdk)), "-u", str(PROGRAM), str(place)]
+        async with trio.open_nursery() as nursery:
+            with self._log.open("wb") as log:
+                start = partial(trio.run_process, command, stdout=PIPE, stderr=log, check=False)
+                self.process = await nursery.start(start)
+            task_status.started()
+            assert self.process is not None and self.process.stdout is not None
+            rest = b""
+            async for data in self.process.stdout:
+                *lines, rest = (rest + data).split(b"\n")
+                self.lines += map(json.loads, lines)
+                self._announce()
+        self._announce()
+        if self.process.returncode:
+            raise UserError(f"the program ended with status {self.process.returncode}: {last_line(self._log)} (see {self._log})")
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / "program.log"
+
+    def _announce(self) -> None:
+        printed, self._printed = self._printed, trio.Event()
+        printed.set()
+
+    def of(self, event: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines if line["event"] == event]
+
+    @property
+    def steps(self) -> int:
+        return len(self.of("step"))
+
+    async def until_steps(self, number: int) -> None:
+        """Wait until the program has the results of `number` steps. Raises `trio.TooSlowError` if it takes too long."""
+        with trio.fail_after(STEP_SECONDS_MAX):
+            while self.steps < number:
+                await self._printed.wait()
+
+
+def environment(sdk: str) -> Path:
+    return ROOT / f".venv-foreign-{sdk}" / "bin" / "python"
+
+
+def require_sdk(sdk: str) -> None:
+    if not (environment(sdk).parents[1] / ".complete").exists():
+        raise UserError(f"the SDK tinker {sdk} is not installed in {environment(sdk).parents[1]}: run `make foreign`")
+
+
+@dataclass
+class Tuning:
+    """One trial: a network, its base, and a program that tunes it."""
+
+    options: argparse.Namespace
+    sdk: str
+    port: int  # of the gateway's pages, also after a restart
+    random: Random
+    _were_down: set[str] = field(default_factory=set)  # names of killed peers
+
+    def serve(self, peer: DemoPeer) -> None:
+        if peer.number == 0:
+            peer.serves = ("--web-listen", f"127.0.0.1:{self.port}")
+
+    async def run_every_call(self, peers: Network, trial: Trial) -> None:
+        async with self._program(peers, trial) as (program, recorder, plan):
+            plan |= {"loop": "every-call", "steps": STEPS, "texts": texts(self.random), "many": short_texts(self.random)}
+            await program.run(plan)
+        lengths = [len(text) - 1 for text in plan["many"]]
+        (many,), (before, after), (custom,) = program.of("many"), program.of("forward"), program.of("custom")
+        trial.require(many["lengths"] == lengths, "the log-probabilities of the large batch have another order")
+        trial.require(after["loss"] < before["loss"], f"the loss rose from {before['loss']:.1f} to {after['loss']:.1f}")
+        trial.require("mean_square" in custom["metrics"], f"the custom loss told {custom['metrics']}")
+        trial.figures |= {"loss before": before["loss"], "after": after["loss"]}
+        judge_calls(trial, recorder.exchanges)
+
+    async def run_beside_torch(self, peers: Network, trial: Trial) -> None:
+        from scenarios.local_tuning import LocalTuning
+
+        async with self._program(peers, trial) as (program, recorder, plan):
+            plan |= {"loop": "beside-torch", "steps": STEPS, "texts": texts(self.random)}
+            await program.run(plan)
+        judge_calls(trial, recorder.exchanges)
+        with closing(PeerDisk(peers.honest[0].directory)) as disk:
+            ((run, _),) = runs_of(disk).items()
+            local = LocalTuning(disk.spec(plan["base"]), disk.model(bytes.fromhex(plan["base"])), disk.spec(run.hex()), run)
+        (first,), (last,) = program.of("first"), program.of("last")
+        of_base = local.base_logprobs(plan["texts"])
+        trial.require(first["logprobs"] == of_base.tolist(), "before the first step the log-probabilities are not the base's")
+        trial.require(first["loss"] == -float(of_base.double().sum()), "before the first step the loss is not the base's")
+        there = [local.logprobs(plan["texts"])]
+        for _ in range(STEPS):
+            local.take_step(plan["texts"], ADAM)
+        there.append(local.logprobs(plan["texts"]))
+        for when, told, own, bound in (
+            ("first", first, there[0], LOSS_DIFFERENCE_MAX),
+            ("last", last, there[1], TUNED_DIFFERENCE_MAX),
+        ):
+            loss = -float(own.double().sum())
+            trial.figures[f"{when} loss"], differs = loss, abs(told["loss"] - loss) / loss
+            trial.figures[f"{when} difference"] = f"{differs:.1e}"
+            trial.require(differs <= bound, f"{when} loss {told['loss']:.6f} instead of {loss:.6f}")
+        differs = float((there[0] - there[0].new_tensor(first["logprobs"])).abs().max())
+        trial.figures["log-probabilities"] = f"{differs:.1e}"
+        trial.require(differs <= LOGPROB_DIFFERENCE_MAX, f"a log-probability differs by {differs:.1e} from that of plain torch")
+
+    async def run_pipelined(self, peers: Network, trial: Trial) -> None:
+        async with self._program(peers, trial, ROUND_TRIP_SECONDS) as (program, recorder, plan):
+            plan |= {"loop": "pipelined", "pairs": PAIRS, "texts": texts(self.random)}
+            await program.run(plan)
+        judge_calls(trial, recorder.exchanges)
+        (pairs,) = program.of("pairs")
+        share = pairs["at_once"] / pairs["awaited"]
+        trial.figures |= {"awaited": pairs["awaited"], "at once": pairs["at_once"], "share": share}
+        trial.require(share <= PIPELINED_SHARE_MAX, f"pairs that are submitted at once take {share:.2f} of the time")
+
+    async def run_while_killed(self, peers: Network, trial: Trial) -> None:
+        gateway, other = peers.peers[:2]
+        stop = peers.demo.folder / "stop"
+        async with self._program(peers, trial) as (program, recorder, plan):
+            plan |= {"loop": "until-told", "stop": str(stop), "texts": texts(self.random)}
+            async with trio.open_nursery() as nursery:
+                await nursery.start(program.run, plan)
+                await program.until_steps(3)
+                usual = median(step["seconds"] for step in program.of("step"))
+                waits = list[float]()
+                for _ in range(self.options.trials):
+                    await trio.sleep(self.random.uniform(0, 1.5 * usual))
+                    waits.append(-trio.current_time())
+                    known = program.steps
+                    self._kill(peers, gateway)
+                    await trio.sleep(self.random.uniform(0, DOWN_SECONDS_MAX))
+                    await peers.restart(gateway)
+                    await program.until_steps(known + 2)  # The first of them may have been decided before the kill.
+                    waits[-1] += trio.current_time()
+                    print(f"kill {len(waits)}: step {program.steps} after {waits[-1]:.1f} s", file=sys.stderr, flush=True)
+                self._kill(peers, other)
+                await program.until_steps(program.steps + 5)
+                await peers.restart(other)
+                stop.touch()
+        numbers = [step["number"] for step in program.of("step")]
+        trial.require(numbers == list(range(len(numbers))), "the program's steps have gaps")
+        judge_calls(trial, recorder.exchanges, is_killed=True)
+        trial.figures |= {"kills": len(waits), "usual step": usual, "median until the second step": median(waits)}
+        trial.figures["longest"] = max(waits)
+
+    async def run_at_liar(self, peers: Network, trial: Trial) -> None:
+        """Repeat one loop at a gateway that lies in every step, in one way after the other, and at last at an honest one."""
+        gateway, honest = peers.peers[0], peers.peers[0].module
+        async with self._program(peers, trial) as (program, recorder, plan):
+            plan |= {"loop": "beside-torch", "steps": LIED_STEPS, "texts": texts(self.random)}
+            for attack in (*ATTACKS, None):
+                gateway.module = ("scenarios.lying_gateway", attack) if attack else honest
+                await peers.end(gateway)
+                await peers.restart(gateway)
+                known = {view.job for view in await gateway.client.jobs()}
+                await program.run(plan)
+                await settle(peers)
+                (view,) = [view for view in await gateway.client.jobs() if view.job not in known]
+                rejected = view.rejected.get(peers.key(gateway.name), {})
+                wanted = {ATTACKS[attack]: LIED_STEPS} if attack else {}
+                trial.figures[attack or "honest"] = ", ".join(f"{count} {reason}" for reason, count in rejected.items()) or "none"
+                trial.require(rejected == wanted, f"{attack}: rejected for {rejected} instead of {wanted}")
+        judge_calls(trial, recorder.exchanges)
+        with closing(PeerDisk(peers.peers[1].directory)) as disk:
+            tuned = {disk.model(run).parameters.tobytes() for run in runs_of(disk)}
+        trial.require(len(tuned) == 1, "the models of the liars' runs are not that of the honest run")
+
+    def _kill(self, peers: Network, victim: DemoPeer) -> None:
+        peers.kill(victim)
+        self._were_down.add(victim.name)
+
+    @asynccontextmanager
+    async def _program(
+        self, peers: Network, trial: Trial, round_trip_seconds: float = 0.0
+    ) -> AsyncIterator[tuple[Program, HttpRecorder, dict[str, Any]]]:
+        """Train a base, and give its plan to a program. Afterwards stop the network and require one model at all peers."""
+        gateway = peers.peers[0]
+        program = Program(self.sdk, peers.demo.folder)
+        recording = running_recorder(("127.0.0.1", self.port), f"{PREFIX}/api/v1", round_trip_seconds / 2)
+        with single_error(), trio.fail_after(TRIAL_SECONDS_MAX):
+            base = await based(peers, gateway, {**SMALL_JOB, "seed": str(self.options.seed)})
+            before = await view(gateway, base)
+            async with recording as recorder:
+                url = f"http://127.0.0.1:{recorder.port}{PREFIX}"
+                yield program, recorder, {"base_url": url, "key": KEY, "base": base, "adam": ADAM}
+            await settle(peers)
+            trial.require((await view(gateway, base)).model_root == before.model_root, "the base has changed")
+        trial.figures["steps"] = program.steps
+        await trio.to_thread.run_sync(peers.stop)
+        trial.problems += run_problems(peers, program, self._were_down)
+
+
+@contextmanager
+def single_error() -> Iterator[None]:
+    """Raise the single error of nested nurseries without their groups."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        raise error from None
+
+
+async def view(peer: DemoPeer, job: str) -> JobView:
+    return next(view for view in await peer.client.jobs() if view.job == job)
+
+
+async def settle(peers: Network) -> None:
+    """Wait until all peers have applied the same blocks."""
+
+    async def equal() -> bool:
+        return len({await peers.height(peer) for peer in peers.peers}) == 1
+
+    await network.holds(equal, SETTLED_SECONDS_MAX)
+
+
+# Judging -------------------------------------------------------------------------------------------------------------
+
+
+def judge_calls(trial: Trial, exchanges: Sequence[Exchange], *, is_killed: bool = False) -> None:
+    """Print a table of the calls. Refused calls are problems, and so are broken ones and retries unless a gateway was killed."""
+    table = Table(title=f"{trial.what}: calls")
+    for column in ("call", "count", "statuses", "retries"):
+        table.add_column(column, justify="left" if column in ("call", "statuses") else "right")
+    counts = Counter(exchange.call for exchange in exchanges)
+    for call, count in sorted(counts.items()):
+        statuses = Counter(exchange.status or "broken" for exchange in exchanges if exchange.call == call)
+        retries = sum(exchange.retry > 0 for exchange in exchanges if exchange.call == call)
+        table.add_row(call, str(count), ", ".join(f"{status}: {times}" for status, times in statuses.items()), str(retries))
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
+    refused = Counter(f"{each.status} to {each.call}" for each in exchanges if each.status >= 400)
+    trial.problems += [f"{count} × {what}" for what, count in refused.items()]
+    broken = sum(exchange.status == 0 for exchange in exchanges)
+    retries = sum(exchange.retry > 0 for exchange in exchanges)
+    trial.figures |= {"calls": len(exchanges), "broken": broken, "retries": retries}
+    if not is_killed:
+        trial.require(not broken and not retries, f"{broken} calls were broken, and {retries} were retries")
+
+
+def runs_of(disk: PeerDisk) -> dict[bytes, tuple[Job, ClientRun]]:
+    state = disk.state
+    runs = state.module_state(ClientsState).runs
+    return {key: (state.jobs.jobs[key], run) for key, run in runs.items()}
+
+
+def run_problems(peers: Network, program: Program, were_down: Set[str]) -> list[str]:
+    """Return the problems of the runs on the disks of all stopped peers. Each step must be one accepted round, with one root.
+
+    A peer that was down may lack rounds, since it continues from a snapshot.
+    """
+    found, last, runs = list[str](), set[tuple[bytes, bytes]](), len(program.of("created"))
+    steps = program.steps // runs  # The runs of one program are equally long.
+    with ExitStack() as opened:
+        disks = {peer.name: opened.enter_context(closing(PeerDisk(peer.directory))) for peer in peers.peers}
+        roots = {name: disk.model_roots() for name, disk in disks.items()}
+        for name, disk in disks.items():
+            if len(mine := runs_of(disk)) != runs:
+                found.append(f"{name} has {len(mine)} runs instead of {runs}")
+            for key, (job, run) in mine.items():
+                assert JobSpec.decode(job.spec).objective == OBJECTIVE
+                if (run.next_step, sum(job.accepted.values())) != (steps, steps):
+                    found.append(f"{name}: {run.next_step} steps, {job.accepted} accepted, and the program knows {steps}")
+                missing = [number for number in range(job.round) if (key.hex(), number) not in roots[name]]
+                if missing and name not in were_down:
+                    found.append(f"{name} lacks the roots of the rounds {missing}")
+                last.add((key, job.model_root))
+    if len(last) > runs:
+        found.append("the peers have different models in the end")
+    for closed in sorted(set().union(*roots.values())):
+        if len({of[closed] for of in roots.values() if closed in of}) > 1:
+            found.append(f"the peers have different models after round {closed[1]} of {closed[0][:8]}")
+    return found
+
+
+# Texts ---------------------------------------------------------------------------------------------------------------
+
+
+def texts(random: Random) -> list[list[int]]:
+    """Return texts of equal length, as the bytes of a model without a tokenizer."""
+    source = default_text()
+    starts = [random.randrange(len(source) - TEXT_TOKENS) for _ in range(TEXTS)]
+    return [list(source[start : start + TEXT_TOKENS]) for start in starts]
+
+
+def short_texts(random: Random) -> list[list[int]]:
+    source = default_text()
+    starts = [random.randrange(len(source) - SHORT_TOKENS_MAX) for _ in range(MANY)]
+    return [list(source[start : start + random.randint(2, SHORT_TOKENS_MAX)]) for start in starts]
+
+
+def free_port() -> int:
+    """Return a port of loopback. If another program takes it meanwhile, the gateway serves no pages."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port: int = held.getsockname()[1]
+        return port
+
+
+async def run(options: argparse.Namespace) -> int:
+    for sdk in options.sdk:
+        require_sdk(sdk)
+    attempts = []
+    for sdk in options.sdk:
+        tuning = Tuning(options, sdk, free_port(), Random(options.seed))
+        chosen: tuple[str, Attempt] = next(
+            (
+                attempt
+                for is_chosen, attempt in (
+                    (options.parity, ("parity", tuning.run_beside_torch)),
+                    (options.pipelined, ("pipelined", tuning.run_pipelined)),
+                    (options.kill, ("kill", tuning.run_while_killed)),
+                    (options.liar, ("liar", tuning.run_at_liar)),
+                )
+                if is_chosen
+            ),
+            ("every call", tuning.run_every_call),
+        )
+        liars = int(chosen[0] == "every call")
+        made = {"malicious": liars, "attack": "false-update", "dress": tuning.serve}
+        attempts.append((f"{chosen[0]} {sdk}", chosen[1], made))
+    return await conduct_apart(options, "programs with tinker", attempts)
+
+
+def main() -> int:
+    parser = arguments("tinker", __doc__)
+    parser.add_argument("--sdk", choices=SDKS, nargs="+", default=SDKS, metavar="VERSION", help="versions of the SDK")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--parity", action="store_true", help="compare losses with those of a loop in plain torch")
+    what.add_argument("--pipelined", action="store_true", help="compare pairs that are submitted at once with awaited ones")
+    what.add_argument("--kill", action="store_true", help="kill the gateway again and again")
+    what.add_argument("--liar", choices=("gateway",), help="let the gateway lie in every step")
+    parser.add_argument("--trials", type=COUNT, default=30, metavar="N", help="kills of the gateway")
+    return network.main(partial(run, parser.parse_args()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
