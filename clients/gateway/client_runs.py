@@ -102,11 +102,16 @@ class ClientRuns:
             raise UserError("the network refused the run: it has as many runs as are allowed, or cannot train its base now")
         return key
 
-    async def save_model(self, key: bytes, name: str, expires_ms: int) -> ModelReference:
-        """Let every peer keep the present model of a run until `expires_ms` (0: for ever). Return a reference to it."""
+    @property
+    def time_ms(self) -> int:
+        """Time of the network in milliseconds."""
+        return self._peer.state.time_ms
+
+    async def save_model(self, key: bytes, name: str, expires_ms: int) -> tuple[ModelReference, int]:
+        """Let every peer keep the present model of a run until `expires_ms` (0: for ever). Return a reference, and its bytes."""
+        job, spec = self._job(key)
         await self._peer.submit_transaction("client/save", SaveModel(key, name, expires_ms))
-        model = self.find_run(key).checkpoints[name].model
-        return ModelReference(key, model.round, model.root)
+        return ModelReference(key, job.round, job.model_root), spec.model_bytes
 
     async def set_expiry(self, key: bytes, name: str, expires_ms: int) -> None:
         """Set when a saved model expires. A time in the past deletes it."""

@@ -9,7 +9,7 @@ from clients.gateway.sample_request import NOT_COMPUTED
 from clients.gateway.tinker_api import OBJECT, TinkerApi
 from clients.wire.gradient_request import SEQ_ID_MAX
 from features.services import ServiceContext
-from web.calls import LINE, TEXT, FieldType, RequestField, integer_type, query_integer_type
+from web.calls import FLAG, LINE, TEXT, FieldType, RequestField, integer_type, query_integer_type
 from web.routes import ClientClass, Route, RouteHandlers, RouteReply, RouteSet
 
 PREFIX: Final = "/tinker"
@@ -23,6 +23,8 @@ SAMPLE_FIELDS: Final = ("prompt", "num_samples", "sampling_params", "prompt_logp
 ANYTHING: Final = FieldType("JSON", {}, lambda value: True)
 OFFSET: Final = RequestField("offset", query_integer_type(0, OFFSET_MAX), default=0)
 RUN: Final = (RequestField("run_id", LINE),)
+CHECKPOINT: Final = (*RUN, RequestField("kind", LINE), RequestField("name", LINE))
+CHECKPOINT_PATH: Final = "{run_id}/checkpoints/{kind}/{name}"
 FUTURE: Final = RouteReply("request_id", "`retrieve_future` has the result")
 
 
@@ -30,10 +32,12 @@ def _limit(default: int) -> RequestField:
     return RequestField("limit", query_integer_type(0, LISTED_MAX), default=default)
 
 
-def _post(handler: Any, path: str, about: str, reply: RouteReply, *fields: RequestField, **more: Any) -> Route:
+def _post(
+    handler: Any, path: str, about: str, reply: RouteReply, *fields: RequestField, method: str = "POST", **more: Any
+) -> Route:
     return Route(
         handler=handler,
-        method="POST",
+        method=method,
         path=f"{PREFIX}/api/v1/{path}",
         about=about,
         client=PROGRAM,
@@ -131,19 +135,43 @@ ROUTES: Final = RouteSet(
             RequestField("optimizer_params", OBJECT, default={}),
         ),
         _post(
-            TinkerApi.save_weights_for_sampler,
-            "save_weights_for_sampler",
-            "Create a sampler of a model as it is now",
+            TinkerApi.save_weights,
+            "save_weights",
+            "Save a model under a name",
             FUTURE,
             RequestField("model_id", LINE),
             RequestField("seq_id", NUMBER),
-            RequestField("path", LINE, default=None),
+            RequestField("path", ANYTHING),
+            RequestField("ttl_seconds", ANYTHING, default=None),
+            RequestField("overwrite", FLAG, default=False),
+        ),
+        _post(
+            TinkerApi.load_weights,
+            "load_weights",
+            "Continue from a checkpoint, in a model or in a new one",
+            FUTURE,
+            RequestField("path", LINE),
+            RequestField("optimizer", FLAG, default=False),
+            RequestField("model_id", LINE, default=None),
+            RequestField("seq_id", NUMBER, default=None),
+            RequestField("session_id", LINE, default=None),
+            RequestField("model_seq_id", NUMBER, default=None),
+        ),
+        _post(
+            TinkerApi.save_weights_for_sampler,
+            "save_weights_for_sampler",
+            "Create a sampler of the present model, or save the model under a name",
+            FUTURE,
+            RequestField("model_id", LINE),
+            RequestField("seq_id", NUMBER),
+            RequestField("path", ANYTHING, default=None),
+            RequestField("ttl_seconds", ANYTHING, default=None),
             RequestField("sampling_session_seq_id", NUMBER, default=None),
         ),
         _post(
             TinkerApi.open_sampling_session,
             "create_sampling_session",
-            "Create a sampler of a finished job",
+            "Create a sampler of a finished job, or of a checkpoint",
             RouteReply("sampling_session_id"),
             RequestField("session_id", LINE),
             RequestField("sampling_session_seq_id", NUMBER),
@@ -202,6 +230,23 @@ ROUTES: Final = RouteSet(
             RouteReply("checkpoints"),
             path_fields=RUN,
         ),
+        _post(
+            RestApi.delete_checkpoint,
+            f"training_runs/{CHECKPOINT_PATH}",
+            "Delete a checkpoint",
+            RouteReply(),
+            method="DELETE",
+            path_fields=CHECKPOINT,
+        ),
+        _post(
+            RestApi.set_checkpoint_ttl,
+            f"training_runs/{CHECKPOINT_PATH}/ttl",
+            "Set when a checkpoint expires",
+            RouteReply(),
+            RequestField("ttl_seconds", ANYTHING, default=None),
+            method="PUT",
+            path_fields=CHECKPOINT,
+        ),
         _get(
             RestApi.list_all_checkpoints,
             "checkpoints",
@@ -227,7 +272,7 @@ ROUTES: Final = RouteSet(
             RestApi.show_weights,
             "weights_info",
             "Describe a checkpoint",
-            RouteReply(),
+            RouteReply("base_model is_lora lora_rank train_attn train_mlp train_unembed"),
             RequestField("tinker_path", LINE),
         ),
     ),

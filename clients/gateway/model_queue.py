@@ -9,17 +9,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Annotated, Final
 
 import trio
 
+from clients.gateway.checkpoints import Checkpoints
 from clients.gateway.client_runs import ClientRuns, LossReport
 from clients.gateway.request_store import END_NUMBER, Outcome, RequestKind, RequestStore, StoredRequest
 from clients.gateway.samplers import Samplers
 from clients.ledger.clients_module import StepOutcome
 from clients.records import BODY_BYTES_MAX, ListedBody, OptimizerStep, RequestBody
 from protocol import codec
-from protocol.codec import Count
+from protocol.codec import Count, Length
 from protocol.errors import FolkmootError, StorageError, UserError
 from protocol.messages import Name
 
@@ -30,6 +31,8 @@ GAP_SECONDS: Final = 10.0
 
 # Requests before the last one whose results stay. A client waits for at most some hundred results at once.
 REQUESTS_KEPT: Final = 1_024
+
+PATH_CHARACTERS_MAX: Final = 200  # a session and a number, a kind and a name have less than 150
 
 LATE: Final = "request {} arrived after request {} was computed: requests are computed in the order of their numbers"
 ENDED: Final = "this model is over, because its session was finished: create another one"
@@ -47,6 +50,25 @@ class CreateModel:
     train_attn: bool
     train_mlp: bool
     train_unembed: bool
+    path: Annotated[str, Length(0, PATH_CHARACTERS_MAX)] = ""  # checkpoint with which the model begins; empty: with the base
+    with_moments: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCheckpoint:
+    """The payload of a request that saves the model."""
+
+    checkpoint: Name
+    expires_ms: Count
+    overwrite: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCheckpoint:
+    """The payload of a request that loads a checkpoint into the model."""
+
+    path: Annotated[str, Length(1, PATH_CHARACTERS_MAX)]
+    with_moments: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +86,8 @@ class ResultEncoders:
     losses: Callable[[RequestBody, LossReport], bytes]
     step: Callable[[StepOutcome], bytes]
     sampler: Callable[[str], bytes]  # function of the sampler
+    saved: Callable[[str], bytes]  # function of the checkpoint's path
+    loaded: Callable[[str, str], bytes]  # function of the model and the checkpoint's path
 
 
 class ModelQueue:
@@ -72,13 +96,15 @@ class ModelQueue:
         model: str,
         runs: ClientRuns,
         samplers: Samplers,
+        checkpoints: Checkpoints,
         store: RequestStore,
         encoders: ResultEncoders,
         announce: Callable[[str, int], None],
     ) -> None:
         """Make the queue of a model. `announce` is called with the model and the number of each request with an outcome."""
         self.model = model
-        self._runs, self._samplers, self._store, self._encoders, self._announce = runs, samplers, store, encoders, announce
+        self._runs, self._samplers, self._checkpoints, self._store = runs, samplers, checkpoints, store
+        self._encoders, self._announce = encoders, announce
         self._added = trio.Event()
 
     def wake(self) -> None:
@@ -132,6 +158,9 @@ class ModelQueue:
         match request.kind:
             case RequestKind.CREATE:
                 said = codec.decode(CreateModel, request.payload)
+                if said.path:
+                    await self._load(said.path, said.with_moments)
+                    return self._encoders.loaded(self.model, said.path)
                 job = await self._runs.open_run(
                     said.base,
                     rank=said.rank,
@@ -142,6 +171,16 @@ class ModelQueue:
                 )
                 await trio.to_thread.run_sync(self._store.set_job, self.model, job)
                 return self._encoders.created(self.model)
+            case RequestKind.SAVE:
+                save = codec.decode(SaveCheckpoint, request.payload)
+                job = await self._job()
+                path = await self._checkpoints.save(self.model, job, save.checkpoint, save.expires_ms, overwrite=save.overwrite)
+                return self._encoders.saved(path)
+            case RequestKind.LOAD:
+                load, former = codec.decode(LoadCheckpoint, request.payload), await self._job()
+                await self._load(load.path, load.with_moments)
+                await self._runs.end_run(former)
+                return self._encoders.loaded(self.model, load.path)
             case RequestKind.FORWARD | RequestKind.GRADIENT:
                 body = codec.decode(RequestBody, request.payload, BODY_BYTES_MAX)
                 report = await self._runs.compute_losses(await self._job(), body, backward=request.kind is RequestKind.GRADIENT)
@@ -159,6 +198,13 @@ class ModelQueue:
                 return b"{}"
             case RequestKind.INVALID:
                 raise UserError(request.payload.decode())
+
+    async def _load(self, path: str, with_moments: bool) -> None:
+        """Give the model a new run, which continues from a checkpoint."""
+        model = await trio.to_thread.run_sync(self._store.find_model, self.model)
+        assert model is not None
+        job = await self._checkpoints.load(await self._checkpoints.find(model.owner, path), with_moments=with_moments)
+        await trio.to_thread.run_sync(self._store.set_job, self.model, job)
 
     async def _step(self, request: StoredRequest) -> StepOutcome:
         job = await self._job()

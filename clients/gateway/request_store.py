@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import time
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Final
 
 from clients.wire.gradient_request import SEQ_ID_MAX
@@ -26,6 +26,8 @@ class RequestKind(enum.StrEnum):
     GRADIENT = "gradient"  # forward and backward
     STEP = "step"
     SAMPLER = "sampler"  # a sampler of the present model
+    SAVE = "save"  # a checkpoint of the present model
+    LOAD = "load"  # the model of a checkpoint in the place of the present one
     END = "end"  # the end of the model's run
     INVALID = "invalid"  # The payload is the fault of the client, in UTF-8.
 
@@ -71,11 +73,29 @@ class StoredSampler:
     owner: str
     job: bytes  # job of the model: a finished job, or a run
     round: int
-    model: str | None  # model whose adapters were copied; None: the sampler is a finished job
+    model: str | None = None  # model whose adapters were copied; None: peers keep the model
+    path: str | None = None  # checkpoint that the model is
 
     @property
     def session(self) -> str:
         return self.sampler.rpartition(SAMPLER_PART)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    path: str
+    owner: str
+    model: str
+    checkpoint: str  # name in the ledger
+    job: bytes  # run that the model had when it was saved
+    round: int
+    root: bytes
+    bytes: int  # size of the saved model
+    expires_ms: int  # time of the network at which the checkpoint expires; 0: never
+    created_ms: int = 0
+
+    def is_expired(self, time_ms: int) -> bool:
+        return 0 < self.expires_ms <= time_ms
 
 
 class RequestStore(ServiceDatabase):
@@ -92,8 +112,13 @@ class RequestStore(ServiceDatabase):
         );
         CREATE TABLE IF NOT EXISTS samplers (
             sampler TEXT UNIQUE NOT NULL, owner TEXT NOT NULL, job BLOB NOT NULL, round INTEGER NOT NULL, model TEXT,
-            session TEXT NOT NULL, created_ms INTEGER NOT NULL
+            path TEXT, session TEXT NOT NULL, created_ms INTEGER NOT NULL
         );
+        CREATE TABLE IF NOT EXISTS checkpoints (
+            path TEXT PRIMARY KEY, owner TEXT NOT NULL, model TEXT NOT NULL, checkpoint TEXT NOT NULL, job BLOB NOT NULL,
+            round INTEGER NOT NULL, root BLOB NOT NULL, bytes INTEGER NOT NULL, expires_ms INTEGER NOT NULL,
+            created_ms INTEGER NOT NULL
+        ) WITHOUT ROWID;
         CREATE VIEW IF NOT EXISTS created_models AS
             SELECT models.model, session, owner, payload AS creation, added_ms AS created_ms,
                 (SELECT MAX(added_ms) FROM requests AS every WHERE every.model = models.model) AS last_request_ms
@@ -160,11 +185,12 @@ class RequestStore(ServiceDatabase):
         return int(count)
 
     def stored_bytes(self, owner: str) -> int:
-        """Return the bytes of all requests and results of an owner."""
+        """Return the bytes of all requests, results and checkpoints of an owner."""
         total = "COALESCE(SUM(LENGTH(payload) + LENGTH(result)), 0)"
         query = f"SELECT {total} FROM requests WHERE model IN (SELECT model FROM models WHERE owner = ?)"
         ((found,),) = self._database.execute(query, (owner,))
-        return int(found)
+        ((saved,),) = self._database.execute("SELECT COALESCE(SUM(bytes), 0) FROM checkpoints WHERE owner = ?", (owner,))
+        return int(found) + int(saved)
 
     def set_job(self, model: str, job: bytes) -> None:
         self._database.execute("UPDATE models SET job = ? WHERE model = ?", (job, model))
@@ -178,11 +204,11 @@ class RequestStore(ServiceDatabase):
 
     def add_sampler(self, sampler: StoredSampler) -> None:
         """Store a sampler, unless one of this name is there."""
-        row = sampler.sampler, sampler.owner, sampler.job, sampler.round, sampler.model, sampler.session, wall_ms()
-        self._database.execute("INSERT OR IGNORE INTO samplers VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        row = (*astuple(sampler), sampler.session, wall_ms())
+        self._database.execute("INSERT OR IGNORE INTO samplers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def find_sampler(self, sampler: str) -> StoredSampler | None:
-        query = "SELECT sampler, owner, job, round, model FROM samplers WHERE sampler = ?"
+        query = "SELECT sampler, owner, job, round, model, path FROM samplers WHERE sampler = ?"
         rows = self._database.execute(query, (sampler,)).fetchall()
         return StoredSampler(*rows[0]) if rows else None
 
@@ -190,6 +216,27 @@ class RequestStore(ServiceDatabase):
         """Return the rounds of the newest samplers of a model."""
         query = "SELECT round FROM samplers WHERE model = ? ORDER BY rowid DESC LIMIT ?"
         return {row[0] for row in self._database.execute(query, (model, newest))}
+
+    def put_checkpoint(self, checkpoint: StoredCheckpoint) -> None:
+        """Store a checkpoint, in the place of one with the same path."""
+        row = astuple(replace(checkpoint, created_ms=wall_ms()))
+        self._database.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+    def find_checkpoint(self, path: str) -> StoredCheckpoint | None:
+        rows = self._database.execute("SELECT * FROM checkpoints WHERE path = ?", (path,)).fetchall()
+        return StoredCheckpoint(*rows[0]) if rows else None
+
+    def list_checkpoints(self, owner: str, time_ms: int, model: str | None = None) -> list[StoredCheckpoint]:
+        """Return the checkpoints of an owner that have not expired, or those of one of its models, the newest first."""
+        query = "SELECT * FROM checkpoints WHERE owner = ? AND (? IS NULL OR model = ?) AND (expires_ms = 0 OR expires_ms > ?)"
+        rows = self._database.execute(f"{query} ORDER BY created_ms DESC, path", (owner, model, model, time_ms))
+        return [StoredCheckpoint(*row) for row in rows]
+
+    def set_checkpoint_expiry(self, path: str, expires_ms: int) -> None:
+        self._database.execute("UPDATE checkpoints SET expires_ms = ? WHERE path = ?", (expires_ms, path))
+
+    def drop_checkpoint(self, path: str) -> None:
+        self._database.execute("DELETE FROM checkpoints WHERE path = ?", (path,))
 
     def add_request(self, model: str, number: int, kind: RequestKind, payload: bytes) -> None:
         """Store a request, unless one of this number is there."""
@@ -213,8 +260,8 @@ class RequestStore(ServiceDatabase):
         return found[0] if found else None
 
     def gradients_since_step(self, model: str, number: int) -> list[StoredRequest]:
-        """Return the computed requests for gradients between the last request for a step and request `number`, in order."""
-        since = "(SELECT COALESCE(MAX(number), -1) FROM requests WHERE model = ? AND kind = 'step' AND number < ?)"
+        """Return the computed requests for gradients between the last step, or the last load, and request `number`, in order."""
+        since = "(SELECT COALESCE(MAX(number), -1) FROM requests WHERE model = ? AND kind IN ('step', 'load') AND number < ?)"
         condition = f"model = ? AND number < ? AND kind = 'gradient' AND outcome = 'done' AND number > {since}"
         return self._select(condition, model, number, model, number)
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import trio
 
+from clients.gateway.checkpoints import WEIGHTS, Checkpoints, checkpoint_path, expiry
+from clients.gateway.client_runs import ClientRuns
 from clients.gateway.model_queue import CreateModel
-from clients.gateway.request_store import CreatedModel, RequestStore, owner_of
+from clients.gateway.request_store import CreatedModel, RequestStore, StoredCheckpoint, owner_of
 from protocol import codec
+from protocol.errors import UserError
 from storage.api_key_store import ApiKey
 from web.calls import HttpProblem, Json
 
@@ -23,6 +26,8 @@ LOCAL_OWNER: Final = "local"  # name of the owner of models that were created wi
 @dataclass(frozen=True)
 class RestApi:
     store: RequestStore
+    checkpoints: Checkpoints
+    runs: ClientRuns
     admit: Callable[[ApiKey, str], None]  # function of a key and a client's address that raises `HttpProblem` for a stranger
 
     async def list_training_runs(self, key: ApiKey, host: str, limit: int, offset: int) -> Json:
@@ -37,15 +42,47 @@ class RestApi:
     async def list_checkpoints(self, key: ApiKey, host: str, run_id: str) -> Json:
         self.admit(key, host)
         await self._require_run(key, run_id)
-        return {"checkpoints": []}
+        found = await trio.to_thread.run_sync(self.store.list_checkpoints, owner_of(key), self.runs.time_ms, run_id)
+        return {"checkpoints": [_checkpoint(each) for each in found]}
 
     async def list_all_checkpoints(self, key: ApiKey, host: str, limit: int, offset: int) -> Json:
         self.admit(key, host)
-        return {"checkpoints": [], "cursor": _cursor(limit, offset, 0)}
+        found = await trio.to_thread.run_sync(self.store.list_checkpoints, owner_of(key), self.runs.time_ms)
+        page = [_checkpoint(each) for each in found[offset : offset + limit]]
+        return {"checkpoints": page, "cursor": _cursor(limit, offset, len(found))}
 
     async def show_weights(self, key: ApiKey, host: str, tinker_path: str) -> Json:
         self.admit(key, host)
-        raise HttpProblem("not-found", f"no weights {tinker_path!r}: weights with a name are not kept")
+        found = await self._require_checkpoint(key, tinker_path)
+        said = codec.decode(CreateModel, (await self._require_run(key, found.model)).creation)
+        return {
+            "base_model": said.base,
+            "is_lora": True,
+            "lora_rank": said.rank,
+            "train_attn": said.train_attn,
+            "train_mlp": said.train_mlp,
+            "train_unembed": said.train_unembed,
+        }
+
+    async def delete_checkpoint(self, key: ApiKey, host: str, run_id: str, kind: str, name: str) -> Json:
+        self.admit(key, host)
+        await self.checkpoints.delete(await self._require_checkpoint(key, checkpoint_path(run_id, f"{kind}/{name}")))
+        return {}
+
+    async def set_checkpoint_ttl(self, key: ApiKey, host: str, run_id: str, kind: str, name: str, ttl_seconds: Any) -> Json:
+        self.admit(key, host)
+        found = await self._require_checkpoint(key, checkpoint_path(run_id, f"{kind}/{name}"))
+        try:
+            await self.checkpoints.set_expiry(found, expiry(self.runs.time_ms, ttl_seconds))
+        except UserError as error:
+            raise HttpProblem("malformed", str(error)) from None
+        return {}
+
+    async def _require_checkpoint(self, key: ApiKey, path: str) -> StoredCheckpoint:
+        try:
+            return await self.checkpoints.find(owner_of(key), path)
+        except UserError as error:
+            raise HttpProblem("not-found", str(error)) from None
 
     async def list_sessions(self, key: ApiKey, host: str, limit: int, offset: int) -> Json:
         self.admit(key, host)
@@ -76,9 +113,25 @@ def _training_run(model: CreatedModel, key: ApiKey) -> Json:
         "model_owner": key.name or LOCAL_OWNER,
         "is_lora": True,
         "lora_rank": said.rank,
-        "last_request_time": datetime.fromtimestamp(model.last_request_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+        "last_request_time": _iso(model.last_request_ms),
         "corrupted": False,
     }
+
+
+def _checkpoint(found: StoredCheckpoint) -> Json:
+    kind = found.checkpoint.partition("/")[0]
+    return {
+        "checkpoint_id": found.checkpoint,
+        "checkpoint_type": "training" if kind == WEIGHTS else "sampler",
+        "time": _iso(found.created_ms),
+        "tinker_path": found.path,
+        "size_bytes": found.bytes,
+        "expires_at": _iso(found.expires_ms) if found.expires_ms else None,
+    }
+
+
+def _iso(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def _cursor(limit: int, offset: int, total: int) -> Json:

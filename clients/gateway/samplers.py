@@ -17,7 +17,7 @@ from typing import Final
 
 import trio
 
-from clients.gateway.request_store import RequestStore, StoredSampler
+from clients.gateway.request_store import RequestStore, StoredCheckpoint, StoredSampler
 from clients.gateway.sample_request import SampleRequest, parse_sample_request
 from clients.wire.results import SampledSequence, StopReason, encode_samples
 from ledger.jobs import Job
@@ -66,7 +66,12 @@ class Samplers:
     async def open_base(self, sampler: str, owner: str, base: str) -> None:
         """Open a sampler of a finished job, given by its name or id. Raises `UserError`."""
         reference, _, _ = resolve_base_job(self._peer, base, "base_model")
-        stored = StoredSampler(sampler, owner, reference.job, reference.round, None)
+        stored = StoredSampler(sampler, owner, reference.job, reference.round)
+        await trio.to_thread.run_sync(self._store.add_sampler, stored)
+
+    async def open_saved(self, sampler: str, found: StoredCheckpoint) -> None:
+        """Open a sampler of a checkpoint."""
+        stored = StoredSampler(sampler, found.owner, found.job, found.round, path=found.path)
         await trio.to_thread.run_sync(self._store.add_sampler, stored)
 
     async def open_run(self, sampler: str, model: str, key: bytes) -> None:
@@ -127,7 +132,9 @@ class Samplers:
         if worker is None:
             raise UserError("this peer has no worker, which a gateway needs: run it with --role full")
         context = self._peer.make_round_context(sampler.job, job.round, job)
-        directory = context.model_directory
+        directory = self._peer.models.round_directory(sampler.job, sampler.round)
+        if sampler.path is not None and not directory.is_dir():
+            raise UserError(f"the weights {sampler.path!r} have expired")
         if sampler.model is not None:
             directory = self._copy_of(sampler.job, sampler.round)
             if not directory.is_dir():

@@ -12,14 +12,23 @@ import reprlib
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
 import numpy as np
 import trio
 
+from clients.gateway.checkpoints import SAMPLER_WEIGHTS, WEIGHTS, Checkpoints, expiry, require_name
 from clients.gateway.client_runs import ClientRuns, LossReport
-from clients.gateway.model_queue import CreateModel, CreateSampler, ModelQueue, ResultEncoders
+from clients.gateway.model_queue import (
+    PATH_CHARACTERS_MAX,
+    CreateModel,
+    CreateSampler,
+    LoadCheckpoint,
+    ModelQueue,
+    ResultEncoders,
+    SaveCheckpoint,
+)
 from clients.gateway.request_store import (
     CREATE_NUMBER,
     END_NUMBER,
@@ -78,8 +87,11 @@ class TinkerApi:
         self._queues = dict[str, ModelQueue]()
         # Tasks that do not run yet. The quota of models and `samplers.WAITING_MAX` bound their number.
         self._tasks, self._new_tasks = trio.open_memory_channel[Task](math.inf)
-        self._encoders = ResultEncoders(created=_created, losses=_losses, step=_step, sampler=_sampler)
-        self.rest = RestApi(self._store, self._admit)
+        self._encoders = ResultEncoders(
+            created=_created, losses=_losses, step=_step, sampler=_sampler, saved=_saved, loaded=_loaded
+        )
+        self._checkpoints = Checkpoints(self._runs, self._store)
+        self.rest = RestApi(self._store, self._checkpoints, self._runs, self._admit)
         self._samplers = Samplers(peer, self._store, self.desk.folder / "samplers", self.held.announce, self._tasks.send_nowait)
 
     def authorize(self, token: str) -> ApiKey:
@@ -119,6 +131,7 @@ class TinkerApi:
                 model,
                 self._runs,
                 self._samplers,
+                self._checkpoints,
                 self._store,
                 self._encoders,
                 lambda model, number: self.held.announce(request_id(model, number)),
@@ -138,6 +151,7 @@ class TinkerApi:
             "use_pyqwest_transport": False,
             "sample_use_retrieve_futures": False,
             "custom_loss_server_side": False,
+            "create_model_via_load_weights": True,
             "sample_join_sampling_session": False,
             "sample_max_concurrent_requests": 64,
         }
@@ -190,24 +204,80 @@ class TinkerApi:
         optimizer_config: Json,
     ) -> Json:
         self._admit(key, host)
-        model, owner = f"{session_id}:train:{model_seq_id}", owner_of(key)
+
+        async def make_request() -> CreateModel:
+            if optimizer_config.get("type", "adamw") != "adamw":
+                raise UserError(f"optimizer {reprlib.repr(optimizer_config['type'])} is not supported: use 'adamw'")
+            return _create_request(base_model, lora_config)
+
+        return await self._create(key, f"{session_id}:train:{model_seq_id}", session_id, make_request)
+
+    async def _create(self, key: ApiKey, model: str, session: str, make_request: Callable[[], Awaitable[CreateModel]]) -> Json:
+        """Request the creation of a model. An error of `make_request` is the failure of the future."""
+        owner = owner_of(key)
         known = await trio.to_thread.run_sync(self._store.find_model, model)
         if known is not None and known.owner != owner:
-            raise HttpProblem("not-found", f"session {session_id!r} belongs to another key")
+            raise HttpProblem("not-found", f"session {session!r} belongs to another key")
         kind, payload = RequestKind.INVALID, b""
         if known is None and await trio.to_thread.run_sync(self._store.count_models, owner) >= key.models_max:
             payload = f"the key {key.name!r} has {key.models_max} models, its quota: end a session".encode()
-        elif optimizer_config.get("type", "adamw") != "adamw":
-            payload = f"optimizer {reprlib.repr(optimizer_config['type'])} is not supported: use 'adamw'".encode()
         else:
             try:
-                payload = codec.encode(_create_request(base_model, lora_config))
+                payload = codec.encode(await make_request())
                 kind = RequestKind.CREATE
             except UserError as error:
                 payload = str(error).encode()
-        await trio.to_thread.run_sync(self._store.add_model, model, session_id, owner)
+        await trio.to_thread.run_sync(self._store.add_model, model, session, owner)
         await self._add(key, model, CREATE_NUMBER, kind, payload)
         return {"request_id": request_id(model, CREATE_NUMBER), "model_id": model}
+
+    # Checkpoints -----------------------------------------------------------------------------------------------------
+
+    async def save_weights(
+        self, key: ApiKey, host: str, model_id: str, seq_id: int, path: Any, ttl_seconds: Any, overwrite: bool
+    ) -> Json:
+        self._admit(key, host)
+        await self._save(key, model_id, seq_id, WEIGHTS, path, ttl_seconds, overwrite)
+        return {"request_id": request_id(model_id, seq_id), "model_id": model_id}
+
+    async def load_weights(
+        self,
+        key: ApiKey,
+        host: str,
+        path: str,
+        optimizer: bool,
+        model_id: str | None,
+        seq_id: int | None,
+        session_id: str | None,
+        model_seq_id: int | None,
+    ) -> Json:
+        self._admit(key, host)
+        if session_id is not None and model_seq_id is not None:
+
+            async def make_request() -> CreateModel:
+                found = await self._checkpoints.find(owner_of(key), path)
+                before = await trio.to_thread.run_sync(self._store.find_created_model, found.owner, found.model)
+                assert before is not None, "the model was saved"
+                return replace(codec.decode(CreateModel, before.creation), path=path, with_moments=optimizer)
+
+            return await self._create(key, f"{session_id}:train:{model_seq_id}", session_id, make_request)
+        if model_id is None or seq_id is None:
+            raise HttpProblem("malformed", "load_weights needs model_id and seq_id, or session_id and model_seq_id")
+        if len(path) > PATH_CHARACTERS_MAX:
+            await self._add(key, model_id, seq_id, RequestKind.INVALID, f"no weights {path[:60]!r}…".encode())
+        else:
+            await self._add(key, model_id, seq_id, RequestKind.LOAD, codec.encode(LoadCheckpoint(path, optimizer)))
+        return {"request_id": request_id(model_id, seq_id), "model_id": model_id}
+
+    async def _save(
+        self, key: ApiKey, model: str, number: int, kind: str, name: Any, ttl_seconds: Any, overwrite: bool = False
+    ) -> None:
+        try:
+            expires_ms = expiry(self._runs.time_ms, ttl_seconds)
+            payload = codec.encode(SaveCheckpoint(f"{kind}/{require_name(name)}", expires_ms, overwrite))
+            await self._add(key, model, number, RequestKind.SAVE, payload)
+        except UserError as error:
+            await self._add(key, model, number, RequestKind.INVALID, str(error).encode())
 
     async def get_info(self, key: ApiKey, host: str, model_id: str) -> Json:
         self._admit(key, host)
@@ -271,13 +341,19 @@ class TinkerApi:
     # Samples ---------------------------------------------------------------------------------------------------------
 
     async def save_weights_for_sampler(
-        self, key: ApiKey, host: str, model_id: str, seq_id: int, path: str | None, sampling_session_seq_id: int | None
+        self,
+        key: ApiKey,
+        host: str,
+        model_id: str,
+        seq_id: int,
+        path: Any,
+        ttl_seconds: Any,
+        sampling_session_seq_id: int | None,
     ) -> Json:
         self._admit(key, host)
         known = await self._require_model(key, model_id)
         if path is not None or sampling_session_seq_id is None:
-            problem = f"weights {path!r}: weights with a name are not kept: use save_weights_and_get_sampling_client"
-            await self._add(key, model_id, seq_id, RequestKind.INVALID, problem.encode())
+            await self._save(key, model_id, seq_id, SAMPLER_WEIGHTS, path, ttl_seconds)
         else:
             payload = codec.encode(CreateSampler(sampler_id(known.session, sampling_session_seq_id)))
             await self._add(key, model_id, seq_id, RequestKind.SAMPLER, payload)
@@ -293,11 +369,14 @@ class TinkerApi:
         model_path: str | None,
     ) -> Json:
         self._admit(key, host)
-        if base_model is None or model_path is not None:
-            raise HttpProblem("not-found", f"no weights {model_path!r}: weights with a name are not kept")
         sampler = sampler_id(session_id, sampling_session_seq_id)
         try:
-            await self._samplers.open_base(sampler, owner_of(key), base_model)
+            if model_path is not None:
+                await self._samplers.open_saved(sampler, await self._checkpoints.find(owner_of(key), model_path))
+            elif base_model is not None:
+                await self._samplers.open_base(sampler, owner_of(key), base_model)
+            else:
+                raise UserError("a sampler needs base_model or model_path")
         except UserError as error:
             raise HttpProblem("not-found", str(error)) from None
         await self._require_sampler(key, sampler)
@@ -306,7 +385,7 @@ class TinkerApi:
     async def get_sampler(self, key: ApiKey, host: str, sampler_id: str) -> Json:
         self._admit(key, host)
         sampler = await self._require_sampler(key, sampler_id)
-        return {"sampler_id": sampler_id, "base_model": self._runs.base_of(sampler.job), "model_path": None}
+        return {"sampler_id": sampler_id, "base_model": self._runs.base_of(sampler.job), "model_path": sampler.path}
 
     async def draw_samples(
         self,
@@ -429,8 +508,8 @@ def _create_request(base: str, lora: Json) -> CreateModel:
         raise UserError(f"rank must be a whole number in 1..{RANK_MAX}, not {reprlib.repr(rank)}")
     if type(seed) is not int and seed is not None:
         raise UserError(f"seed must be a whole number, not {reprlib.repr(seed)}")
-    flags = [lora.get(name, True) is not False for name in ("train_attn", "train_mlp", "train_unembed")]
-    return CreateModel(base, rank, (SEED if seed is None else seed) % SEEDS, *flags)
+    attn, mlp, unembed = (lora.get(name, True) is not False for name in ("train_attn", "train_mlp", "train_unembed"))
+    return CreateModel(base, rank, (SEED if seed is None else seed) % SEEDS, attn, mlp, unembed)
 
 
 def _optimizer_step(adam: Json, other: Json) -> OptimizerStep:
@@ -468,6 +547,14 @@ def _losses(body: RequestBody, report: LossReport) -> bytes:
 def _step(outcome: StepOutcome) -> bytes:
     metrics: dict[str, Any] = {"round:max": outcome.round, "refused_rounds:max": sum(outcome.rejected.values())}
     return json.dumps({"metrics": metrics}).encode()
+
+
+def _saved(path: str) -> bytes:
+    return json.dumps({"type": "save_weights", "path": path}).encode()
+
+
+def _loaded(model: str, path: str) -> bytes:
+    return json.dumps({"type": "load_weights", "model_id": model, "path": path}).encode()
 
 
 def _sampler(sampler: str) -> bytes:

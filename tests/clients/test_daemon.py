@@ -78,7 +78,7 @@ async def test_steps_of_a_run_lower_the_loss_and_leave_the_base(tmp_path: Path) 
                 wrong = replace(request.examples[0], inputs={"weights": floats([float("nan")] * request.examples[0].length)})
                 await runs.compute_losses(key, replace(request, examples=(wrong,)), backward=False)
             assert daemon.state.height == height
-            saved = await runs.save_model(key, "four", 0)
+            saved, size = await runs.save_model(key, "four", 0)
             await take_step(runs, key, 4, request)
             after_five = np.array(daemon.driver.host.open_model(key, 5).parameters)
             for number in range(5, 9):  # a job keeps the models of two rounds, unless they are saved
@@ -88,6 +88,7 @@ async def test_steps_of_a_run_lower_the_loss_and_leave_the_base(tmp_path: Path) 
                 runs.find_run(key)
             host = daemon.driver.host
             kept = host.open_decided_model(daemon.store, key, daemon.state.jobs.jobs[key], 4)
+            assert size >= sum(vector.nbytes for vector in kept.vectors.values())
             assert (kept.round, kept.root) == (saved.round, saved.root) == (4, job.model_root)
             continued, fresh = [await runs.continue_run(saved, with_moments=kept_moments) for kept_moments in (True, False)]
             first = {run: host.open_model(run, 0) for run in (continued, fresh)}

@@ -360,14 +360,108 @@ def test_faults_of_samples_are_failures_of_their_futures(gateway: Gateway) -> No
         accepted = program.request_samples(sampler, number, prompt, **given)
         assert len(accepted.json["sample_sequence_ids"]) == given.get("num_samples", 1), "the SDK asserts this"
         assert fault in program.result_of(accepted).fault
-    model = program.create_model()
-    named = program.post("save_weights_for_sampler", {"model_id": model, "seq_id": 1, "path": "step1"})
-    assert "weights 'step1'" in program.result_of(named).fault
     assert program.request_samples("other", 0, [1]).status == program.send("GET", "samplers/other").status == 404
     for wrong in ({"base_model": "none"}, {"model_path": "tinker://x"}):
         asked = {"session_id": program.session, "sampling_session_seq_id": 1} | wrong
         assert program.post("create_sampling_session", asked).status == 404
     assert program.retrieve(f"{sampler}#77").status == 410, "the SDK requests these samples again"
+
+
+# Checkpoints -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_loop_continues_from_a_checkpoint_as_if_it_had_not_stopped(gateway: Gateway) -> None:
+    program = gateway.program()
+    model = program.create_model()
+
+    def step(model: str, number: int) -> tuple[float, int]:
+        """Take a step, and return its loss and its round."""
+        losses = program.request_losses(model, number, BATCHES[0])
+        update = program.result_of(program.request_step(model, number + 1, 0.02)).json["metrics"]
+        return read_losses(program.result_of(losses).data)[0], update["round:max"]
+
+    def post(call: str, **fields: Any) -> Answer:
+        return program.result_of(program.post(call, fields))
+
+    first = [step(model, 1 + 2 * number)[0] for number in range(2)]
+    path = post("save_weights", model_id=model, seq_id=5, path="two", overwrite=False).json["path"]
+    assert path == f"tinker://{model}/weights/two"
+    wanted = [step(model, 6 + 2 * number)[0] for number in range(3)]
+    assert first[0] > first[1] > wanted[0] > wanted[1] > wanted[2]
+    # In the same model, with the moments: the same losses again. The run is another one.
+    assert post("load_weights", model_id=model, seq_id=12, path=path, optimizer=True).json["model_id"] == model
+    again = [step(model, 13 + 2 * number) for number in range(3)]
+    assert [loss for loss, _ in again] == pytest.approx(wanted, rel=1e-6) and [round for _, round in again] == [0, 1, 2]
+    # In new models, with and without the moments.
+    for place, optimizer in ((1, True), (2, False)):
+        asked = {"session_id": program.session, "model_seq_id": place, "path": path, "optimizer": optimizer}
+        assert post("load_weights", **asked).json["model_id"] == f"{program.session}:train:{place}"
+    assert program.post("get_info", {"model_id": f"{program.session}:train:2"}).json["lora_rank"] == 4
+    kept, fresh = ([step(f"{program.session}:train:{place}", 1 + 2 * number)[0] for number in range(2)] for place in (1, 2))
+    assert kept == pytest.approx(wanted[:2], rel=1e-6)
+    assert fresh[0] == pytest.approx(wanted[0], rel=1e-6) and fresh[1] != pytest.approx(wanted[1], rel=1e-4)
+    # A gradient of the model before belongs to no step of the loaded one.
+    program.request_losses(model, 19, BATCHES[1])
+    post("load_weights", model_id=model, seq_id=20, path=path, optimizer=False)
+    assert "no gradient" in program.result_of(program.request_step(model, 21)).fault
+
+
+def test_checkpoints_are_listed_sampled_and_deleted(gateway: Gateway) -> None:
+    program = gateway.program()
+    model, prompt = program.create_model(), [84, 104, 101, 32]
+
+    def save(call: str, number: int, name: object, **fields: Any) -> Answer:
+        return program.result_of(program.post(call, {"model_id": model, "seq_id": number, "path": name, **fields}))
+
+    def draw(place: int, **given: Any) -> Any:
+        ids = {"session_id": program.session, "sampling_session_seq_id": place} | given
+        sampler = program.post("create_sampling_session", ids).json["sampling_session_id"]
+        return read_samples(program.result_of(program.request_samples(sampler, 0, prompt, sampling_params=GREEDY)).data)[0]
+
+    path = save("save_weights_for_sampler", 1, "samp").json["path"]
+    assert path == f"tinker://{model}/sampler_weights/samp"
+    program.request_losses(model, 2, BATCHES[0])
+    program.result_of(program.request_step(model, 3, 0.2))
+    save("save_weights", 4, "one", ttl_seconds=9_000)
+    assert f"there are weights 'tinker://{model}/weights/one' already" in save("save_weights", 5, "one").fault
+    assert save("save_weights", 6, "one", overwrite=True).status == 200
+    for number, name in enumerate(("", "a/b", "a b", "x?y", "x#y", "é", "n" * 49, None, 5), 7):
+        assert "must have 1 to 48 letters" in save("save_weights", number, name).fault
+    for number, lifetime in enumerate((0, -1, 2**60, "1", 1.5), 20):
+        assert "ttl_seconds must be a whole number" in save("save_weights", number, "two", ttl_seconds=lifetime).fault
+    assert draw(0, model_path=path) == draw(1, base_model="base") != draw(2, model_path=f"tinker://{model}/weights/one")
+    assert program.send("GET", f"samplers/{program.session}:sample:0").json["model_path"] == path
+
+    listed = program.send("GET", f"training_runs/{model}/checkpoints").json["checkpoints"]
+    every = program.send("GET", "checkpoints?limit=1&offset=0").json
+    assert {each["checkpoint_id"]: each["checkpoint_type"] for each in listed} == {
+        "weights/one": "training",
+        "sampler_weights/samp": "sampler",
+    }
+    assert every["checkpoints"] == listed[:1] and every["cursor"]["total_count"] >= 2 and listed[0]["size_bytes"] > 0
+    info = program.post("weights_info", {"tinker_path": path}).json
+    assert (info["base_model"], info["lora_rank"], info["train_unembed"]) == ("base", 4, True)
+
+    place = f"training_runs/{model}/checkpoints/weights/one"
+    for lifetime, expires in ((7_200, True), (None, False)):
+        assert program.send("PUT", f"{place}/ttl", {"ttl_seconds": lifetime}).status == 200
+        (found,) = (
+            each for each in program.send("GET", "checkpoints").json["checkpoints"] if each["tinker_path"].endswith("one")
+        )
+        assert (found["expires_at"] is not None) == expires
+    assert program.send("PUT", f"{place}/ttl", {"ttl_seconds": "long"}).status == 400
+    assert program.send("DELETE", place).status == 200
+    assert program.send("DELETE", place).status == program.send("PUT", f"{place}/ttl", {"ttl_seconds": 1}).status == 404
+    fault = program.result_of(
+        program.post("load_weights", {"model_id": model, "seq_id": 30, "path": f"tinker://{model}/weights/one"})
+    )
+    assert "were not saved, or they have expired" in fault.fault
+    assert program.post("weights_info", {"tinker_path": f"tinker://{model}/weights/one"}).status == 404
+    # A finished session ends the runs. Their checkpoints stay.
+    program.post(f"sessions/{program.session}/finish", {"reason": {"type": "success"}})
+    other = gateway.program()
+    asked = {"session_id": other.session, "model_seq_id": 0, "path": path, "optimizer": False}
+    assert other.result_of(other.post("load_weights", asked)).json["path"] == path
 
 
 def test_keys_divide_a_gateway(gateway: Gateway) -> None:

@@ -1,0 +1,84 @@
+"""The checkpoints of a gateway: models of its runs that every peer keeps under a name.
+
+A client names a checkpoint by a path, `tinker://MODEL/KIND/NAME`. In the ledger it is the checkpoint `KIND/NAME` of the run that
+the client's model had when it was saved.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from typing import Any, Final
+
+import trio
+
+from clients.gateway.client_runs import ClientRuns
+from clients.gateway.request_store import RequestStore, StoredCheckpoint
+from ledger.jobs import ModelReference
+from protocol.errors import UserError
+
+SCHEME: Final = "tinker://"
+WEIGHTS, SAMPLER_WEIGHTS = "weights", "sampler_weights"  # kinds of checkpoints: to continue from, and to sample from
+# The SDK puts names into URLs as they are.
+NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,48}")
+TTL_SECONDS_MAX: Final = 10 * 366 * 86_400  # ten years, as in the SDK
+EXPIRED_MS: Final = 1  # an expiry in the past, which deletes a checkpoint
+
+
+def checkpoint_path(model: str, checkpoint: str) -> str:
+    return f"{SCHEME}{model}/{checkpoint}"
+
+
+def require_name(name: Any) -> str:
+    """Return a valid name. Raises `UserError`."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise UserError(f"name {reprlib.repr(name)} must have 1 to 48 letters, digits, dots, hyphens and underscores")
+    return name
+
+
+def expiry(time_ms: int, ttl_seconds: Any) -> int:
+    """Return the time at which something with this lifetime expires; 0: never. Raises `UserError`."""
+    if ttl_seconds is None:
+        return 0
+    if type(ttl_seconds) is not int or not 0 < ttl_seconds <= TTL_SECONDS_MAX:
+        raise UserError(f"ttl_seconds must be a whole number in 1..{TTL_SECONDS_MAX}, not {reprlib.repr(ttl_seconds)}")
+    return time_ms + 1_000 * ttl_seconds
+
+
+class Checkpoints:
+    def __init__(self, runs: ClientRuns, store: RequestStore) -> None:
+        self._runs, self._store = runs, store
+
+    async def find(self, owner: str, path: str) -> StoredCheckpoint:
+        """Return a checkpoint of this owner. Raises `UserError` if there is none, or it has expired."""
+        found = await trio.to_thread.run_sync(self._store.find_checkpoint, path)
+        if found is None or found.owner != owner or found.is_expired(self._runs.time_ms):
+            raise UserError(f"no weights {path!r}: they were not saved, or they have expired")
+        return found
+
+    async def save(self, model: str, job: bytes, checkpoint: str, expires_ms: int, *, overwrite: bool) -> str:
+        """Save the present model of a run, which is that of a client's model. Return the path."""
+        path = checkpoint_path(model, checkpoint)
+        known = await trio.to_thread.run_sync(self._store.find_checkpoint, path)
+        if known is not None and not known.is_expired(self._runs.time_ms) and not overwrite:
+            raise UserError(f"there are weights {path!r} already: choose another name, or set overwrite")
+        saved, size = await self._runs.save_model(job, checkpoint, expires_ms)
+        owner = await trio.to_thread.run_sync(self._store.find_model, model)
+        assert owner is not None
+        stored = StoredCheckpoint(path, owner.owner, model, checkpoint, saved.job, saved.round, saved.root, size, expires_ms)
+        await trio.to_thread.run_sync(self._store.put_checkpoint, stored)
+        if known is not None and known.job != job:  # The model was loaded from a checkpoint since then.
+            await self._runs.set_expiry(known.job, checkpoint, EXPIRED_MS)
+        return path
+
+    async def set_expiry(self, found: StoredCheckpoint, expires_ms: int) -> None:
+        await self._runs.set_expiry(found.job, found.checkpoint, expires_ms)
+        await trio.to_thread.run_sync(self._store.set_checkpoint_expiry, found.path, expires_ms)
+
+    async def delete(self, found: StoredCheckpoint) -> None:
+        await self._runs.set_expiry(found.job, found.checkpoint, EXPIRED_MS)
+        await trio.to_thread.run_sync(self._store.drop_checkpoint, found.path)
+
+    async def load(self, found: StoredCheckpoint, *, with_moments: bool) -> bytes:
+        """Open a run that continues from a checkpoint, and return the id of its job."""
+        return await self._runs.continue_run(ModelReference(found.job, found.round, found.root), with_moments=with_moments)
