@@ -75,5 +75,8 @@ async def test_steps_of_a_run_lower_the_loss_and_leave_the_base(tmp_path: Path) 
                 await runs.compute_losses(key, replace(request, examples=(wrong,)), backward=False)
             assert daemon.state.height == height
             await runs.end_run(key)
+            height = daemon.state.height
+            await runs.end_run(key)
+            assert daemon.state.height == height, "a run that is over needs no second end"
             with pytest.raises(UserError, match="is over"):
                 runs.find_run(key)
