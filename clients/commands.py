@@ -5,6 +5,7 @@ from __future__ import annotations
 from clients.rpc import ClientRunView, ClientsRpc, StepOutcomeView
 from features.commands import CommandContext, listing_command
 from features.text_tables import Column, TextTable, format_ordinal
+from protocol.units import display_round_number
 
 TOPIC = "Tuning"
 
@@ -33,17 +34,17 @@ async def _show(asked: CommandContext[ClientsRpc], runs: tuple[ClientRunView, ..
             names[run.owner],
             run.phase,
             str(run.steps),
-            f"{step.step}, {format_ordinal(step.attempts + 1)} attempt" if step is not None else "–",
+            f"{display_round_number(step.step)}, {format_ordinal(step.attempts + 1)} attempt" if step is not None else "–",
             _outcome(outcome) if outcome is not None else "–",
         )
     asked.show(table)
 
 
 def _outcome(outcome: StepOutcomeView) -> str:
-    """Return an outcome as text, such as `step 3 accepted`, with the reasons of rounds that accepted nothing."""
+    """Return an outcome as text, such as `step 4 accepted`, with the reasons of rounds that accepted nothing."""
     refused = ", ".join(f"{reason} {count}" for reason, count in outcome.refused.items())
     result = "accepted" if outcome.accepted else "refused"
-    return f"step {outcome.step} {result}" + (f" ({refused})" if refused else "")
+    return f"step {display_round_number(outcome.step)} {result}" + (f" ({refused})" if refused else "")
 
 
 @listing_command(
@@ -54,9 +55,11 @@ def _outcome(outcome: StepOutcomeView) -> str:
         other. Each step is a round of the run's job. It lists unfinished runs; `jobs` also shows finished ones.
 
         - `running`: a round of the open step is open. `paused`: the run has no step, or its step waits for its turn.
-        - `steps`: number of decided steps. Steps count from 0.
+        - `steps`: number of decided steps, including those that failed.
         - `last outcome`: result of the last step, or of the open step so far. In parentheses are the rounds that accepted
           nothing, by the reason. `absent` means that no update came.
+
+        Steps count from 1 in the table, and from 0 in JSON, as rounds do.
         """,
 )
 async def clients(asked: CommandContext[ClientsRpc]) -> tuple[ClientRunView, ...]:

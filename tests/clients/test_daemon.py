@@ -84,6 +84,9 @@ async def test_steps_of_a_run_lower_the_loss_and_leave_the_base(tmp_path: Path) 
             for number in range(5, 9):  # a job keeps the models of two rounds, unless they are saved
                 await take_step(runs, key, number, request)
             await runs.end_run(key)
+            height = daemon.state.height
+            await runs.end_run(key)
+            assert daemon.state.height == height, "a run that is over needs no second end"
             with pytest.raises(UserError, match="is over"):
                 runs.find_run(key)
             host = daemon.driver.host

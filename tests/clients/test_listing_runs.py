@@ -75,18 +75,18 @@ def test_a_run_is_listed_with_its_steps_from_the_request_to_the_outcome() -> Non
     world.request(key, 0)
     asked = replace(idle, phase="running", open_step=OpenStepView(0, 0, world.state.height))
     assert list_client_runs(state_of(world, base)) == (asked,)
-    assert rows(state_of(world, base))[0][3:] == ("running", "0", "0, 1st attempt", "–")
+    assert rows(state_of(world, base))[0][3:] == ("running", "0", "1, 1st attempt", "–")
 
     world.close(key, Verdict.REPLAY)
     assert asked.open_step is not None
     again = replace(asked, open_step=replace(asked.open_step, attempts=1), last_outcome=StepOutcomeView(0, False, {"replay": 1}))
     assert list_client_runs(state_of(world, base)) == (again,)
-    assert rows(state_of(world, base))[0][5:] == ("0, 2nd attempt", "step 0 refused (replay 1)")
+    assert rows(state_of(world, base))[0][5:] == ("1, 2nd attempt", "step 1 refused (replay 1)")
 
     world.close(key)
     done = replace(idle, steps=1, last_outcome=StepOutcomeView(0, True, {"replay": 1}))
     assert list_client_runs(state_of(world, base)) == (done,)
-    assert rows(state_of(world, base))[0][3:] == ("paused", "1", "–", "step 0 accepted (replay 1)")
+    assert rows(state_of(world, base))[0][3:] == ("paused", "1", "–", "step 1 accepted (replay 1)")
 
 
 def test_runs_are_listed_from_the_oldest_and_without_those_that_are_over() -> None:

@@ -6,14 +6,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 
 from clients.gateway import request_store
+from clients.gateway.client_runs import ClientRuns
 from clients.gateway.http_routes import ROUTES
 from clients.gateway.request_store import StoredSampler, owner_of
+from clients.ledger.clients_module import ClientRun, EndRun
+from protocol.errors import UserError
 from tests.clients.test_tinker_api import ANNA, BEN, HOST, REQUESTS, Caller, Json, ScriptedRuns, gateway, refusal
 from web.calls import BytesReply, HeldReply, parse_fields
 
@@ -259,3 +263,24 @@ async def test_a_gateway_that_is_killed_before_the_end_ends_the_run_after_its_re
         assert isinstance(await program.result(request), BytesReply)
         await trio.sleep(1.5)
         assert runs.ended == [(1).to_bytes(32, "big")]
+
+
+@pytest.mark.parametrize("is_decided", [True, False])
+async def test_an_end_that_is_refused_is_a_fault_only_while_the_run_is_open(is_decided: bool) -> None:
+    key, runs, submitted = bytes(32), {bytes(32): ClientRun(bytes(32))}, list[object]()
+
+    async def submit(kind: str, content: object) -> None:
+        submitted.append((kind, content))
+        if is_decided:
+            runs.clear()
+        raise UserError("no run 00000000, or it is over")
+
+    state = SimpleNamespace(module_state=lambda of: SimpleNamespace(runs=runs))
+    gateway_runs = ClientRuns(SimpleNamespace(state=state, submit_transaction=submit))  # type: ignore[arg-type]
+    if is_decided:
+        await gateway_runs.end_run(key)
+        await gateway_runs.end_run(key)  # The run is over, so nothing is submitted.
+    else:
+        with pytest.raises(UserError, match="no run"):
+            await gateway_runs.end_run(key)
+    assert submitted == [("client/end", EndRun(key))]
