@@ -23,7 +23,7 @@ from rich.table import Table as Screen
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from clients.gateway.client_runs import make_run_spec
-from clients.ledger.clients_module import EndRun, OpenRun, RequestStep
+from clients.ledger.clients_module import EndRun, OpenRun, RequestStep, SaveModel, SetExpiry
 from clients.records import AdapterSettings, OptimizerStep, StepBrief
 from consensus.block import BODY_BYTES_MAX, Block
 from consensus.voter_set import faults_tolerated
@@ -726,14 +726,30 @@ def open_and_end_runs(net: Network) -> Iterator[Signed]:
         yield net.tx(author, "client/end", EndRun(job_id(author.public, codec.decode_message(signed.body, (Transaction,)))))
 
 
-@case("client/step")
-def request_steps(net: Network) -> Iterator[Signed]:
-    """Request a step of each run, and there are as many runs as are allowed."""
+def _runs(net: Network) -> list[tuple[Identity, bytes]]:
+    """Open as many runs as are allowed. Return each with its owner."""
     spec, opened = _client_spec(net), list[tuple[Identity, bytes]]()
     for author in net.authors[:ON_REQUEST_MAX]:
         signed = net.tx(author, "client/open", OpenRun(spec))
         net.decide(signed)
         opened.append((author, job_id(author.public, codec.decode_message(signed.body, (Transaction,)))))
+    return opened
+
+
+@case("client/save, client/expire")
+def save_models(net: Network) -> Iterator[Signed]:
+    for number, (author, key) in zip(range(512), cycle(_runs(net)), strict=False):
+        name = f"weights/{number // (2 * ON_REQUEST_MAX)}"
+        if number // ON_REQUEST_MAX % 2:
+            yield net.tx(author, "client/expire", SetExpiry(key, name, 1 << 50))
+        else:
+            yield net.tx(author, "client/save", SaveModel(key, name, 0))
+
+
+@case("client/step")
+def request_steps(net: Network) -> Iterator[Signed]:
+    """Request a step of each run."""
+    opened = _runs(net)
     brief = StepBrief(0, bytes(32), 1, OptimizerStep(1e-4, 0.9, 0.95, 1e-12, 0.0, 0.0))
     yield from (net.tx(author, "client/step", RequestStep(key, brief)) for author, key in opened)
 

@@ -30,7 +30,8 @@ def list_client_runs(state: StateReader) -> tuple[ClientRunView, ...]:
     if not state.module_state(NetworkState).module_version(MODULE):
         raise UserError(f"this network does not run the module {MODULE}: a quorum of voters must run `upgrade {MODULE} 1`")
     jobs, runs = state.module_state(JobsState).jobs, state.module_state(ClientsState).runs
-    oldest_first = sorted(runs, key=lambda key: (jobs[key].started_height, key))
+    unfinished = [key for key, run in runs.items() if not run.is_over]
+    oldest_first = sorted(unfinished, key=lambda key: (jobs[key].started_height, key))
     return tuple(_view(key, runs[key], jobs[key], jobs) for key in oldest_first)
 
 

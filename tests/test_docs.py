@@ -548,7 +548,9 @@ def test_every_problem_of_the_http_api_is_documented_with_its_status() -> None:
 def test_every_call_of_the_http_api_is_documented(protocol: str) -> None:
     page = HTTP_API.read_text()
     assert not [route.path for route in ROUTES if route_section(route) not in page]
-    assert set(re.findall(r"`(GET|POST) (/[^`?]*)", protocol + page)) == {(route.method, route.path) for route in ROUTES}
+    assert set(re.findall(r"`(GET|POST|PUT|DELETE) (/[^`?]*)", protocol + page)) == {
+        (route.method, route.path) for route in ROUTES
+    }
 
 
 def test_the_characters_that_no_name_holds_are_those_of_the_code(protocol: str) -> None:

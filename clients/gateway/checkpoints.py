@@ -49,14 +49,14 @@ class Checkpoints:
     def __init__(self, runs: ClientRuns, store: RequestStore) -> None:
         self._runs, self._store = runs, store
 
-    async def find(self, owner: str, path: str) -> StoredCheckpoint:
+    async def find_checkpoint(self, owner: str, path: str) -> StoredCheckpoint:
         """Return a checkpoint of this owner. Raises `UserError` if there is none, or it has expired."""
         found = await trio.to_thread.run_sync(self._store.find_checkpoint, path)
         if found is None or found.owner != owner or found.is_expired(self._runs.time_ms):
             raise UserError(f"no weights {path!r}: they were not saved, or they have expired")
         return found
 
-    async def save(self, model: str, job: bytes, checkpoint: str, expires_ms: int, *, overwrite: bool) -> str:
+    async def save_model(self, model: str, job: bytes, checkpoint: str, expires_ms: int, *, overwrite: bool) -> str:
         """Save the present model of a run, which is that of a client's model. Return the path."""
         path = checkpoint_path(model, checkpoint)
         known = await trio.to_thread.run_sync(self._store.find_checkpoint, path)
@@ -75,10 +75,10 @@ class Checkpoints:
         await self._runs.set_expiry(found.job, found.checkpoint, expires_ms)
         await trio.to_thread.run_sync(self._store.set_checkpoint_expiry, found.path, expires_ms)
 
-    async def delete(self, found: StoredCheckpoint) -> None:
+    async def delete_checkpoint(self, found: StoredCheckpoint) -> None:
         await self._runs.set_expiry(found.job, found.checkpoint, EXPIRED_MS)
         await trio.to_thread.run_sync(self._store.drop_checkpoint, found.path)
 
-    async def load(self, found: StoredCheckpoint, *, with_moments: bool) -> bytes:
+    async def load_checkpoint(self, found: StoredCheckpoint, *, with_moments: bool) -> bytes:
         """Open a run that continues from a checkpoint, and return the id of its job."""
         return await self._runs.continue_run(ModelReference(found.job, found.round, found.root), with_moments=with_moments)

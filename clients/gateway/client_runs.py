@@ -206,7 +206,8 @@ class ClientRuns:
         return run
 
     def _is_over(self, key: bytes) -> bool:
-        return key not in self._peer.state.module_state(ClientsState).runs
+        run = self._peer.state.module_state(ClientsState).runs.get(key)
+        return run is None or run.is_over
 
     def _job(self, key: bytes) -> tuple[Job, JobSpec]:
         self.find_run(key)

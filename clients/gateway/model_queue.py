@@ -174,7 +174,9 @@ class ModelQueue:
             case RequestKind.SAVE:
                 save = codec.decode(SaveCheckpoint, request.payload)
                 job = await self._job()
-                path = await self._checkpoints.save(self.model, job, save.checkpoint, save.expires_ms, overwrite=save.overwrite)
+                path = await self._checkpoints.save_model(
+                    self.model, job, save.checkpoint, save.expires_ms, overwrite=save.overwrite
+                )
                 return self._encoders.saved(path)
             case RequestKind.LOAD:
                 load, former = codec.decode(LoadCheckpoint, request.payload), await self._job()
@@ -203,7 +205,9 @@ class ModelQueue:
         """Give the model a new run, which continues from a checkpoint."""
         model = await trio.to_thread.run_sync(self._store.find_model, self.model)
         assert model is not None
-        job = await self._checkpoints.load(await self._checkpoints.find(model.owner, path), with_moments=with_moments)
+        job = await self._checkpoints.load_checkpoint(
+            await self._checkpoints.find_checkpoint(model.owner, path), with_moments=with_moments
+        )
         await trio.to_thread.run_sync(self._store.set_job, self.model, job)
 
     async def _step(self, request: StoredRequest) -> StepOutcome:

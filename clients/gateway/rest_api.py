@@ -23,7 +23,7 @@ OFFSET_MAX: Final = (1 << 31) - 1
 LOCAL_OWNER: Final = "local"  # name of the owner of models that were created without a key
 
 
-@dataclass(frozen=True)
+@dataclass
 class RestApi:
     store: RequestStore
     checkpoints: Checkpoints
@@ -66,7 +66,7 @@ class RestApi:
 
     async def delete_checkpoint(self, key: ApiKey, host: str, run_id: str, kind: str, name: str) -> Json:
         self.admit(key, host)
-        await self.checkpoints.delete(await self._require_checkpoint(key, checkpoint_path(run_id, f"{kind}/{name}")))
+        await self.checkpoints.delete_checkpoint(await self._require_checkpoint(key, checkpoint_path(run_id, f"{kind}/{name}")))
         return {}
 
     async def set_checkpoint_ttl(self, key: ApiKey, host: str, run_id: str, kind: str, name: str, ttl_seconds: Any) -> Json:
@@ -80,7 +80,7 @@ class RestApi:
 
     async def _require_checkpoint(self, key: ApiKey, path: str) -> StoredCheckpoint:
         try:
-            return await self.checkpoints.find(owner_of(key), path)
+            return await self.checkpoints.find_checkpoint(owner_of(key), path)
         except UserError as error:
             raise HttpProblem("not-found", str(error)) from None
 

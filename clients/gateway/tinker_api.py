@@ -255,7 +255,7 @@ class TinkerApi:
         if session_id is not None and model_seq_id is not None:
 
             async def make_request() -> CreateModel:
-                found = await self._checkpoints.find(owner_of(key), path)
+                found = await self._checkpoints.find_checkpoint(owner_of(key), path)
                 before = await trio.to_thread.run_sync(self._store.find_created_model, found.owner, found.model)
                 assert before is not None, "the model was saved"
                 return replace(codec.decode(CreateModel, before.creation), path=path, with_moments=optimizer)
@@ -372,7 +372,7 @@ class TinkerApi:
         sampler = sampler_id(session_id, sampling_session_seq_id)
         try:
             if model_path is not None:
-                await self._samplers.open_saved(sampler, await self._checkpoints.find(owner_of(key), model_path))
+                await self._samplers.open_saved(sampler, await self._checkpoints.find_checkpoint(owner_of(key), model_path))
             elif base_model is not None:
                 await self._samplers.open_base(sampler, owner_of(key), base_model)
             else:

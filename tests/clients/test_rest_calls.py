@@ -163,7 +163,7 @@ async def test_there_are_no_checkpoints_and_nothing_is_cancelled(tmp_path: Path)
         assert await rest.list_all_checkpoints(program.key, HOST, 100, 0) == {"checkpoints": [], "cursor": cursor}
         path = f"tinker://{model}/weights/step1"
         problem = await refusal(rest.show_weights(program.key, HOST, path))
-        assert problem.code == "not-found" and problem.detail == f"no weights {path!r}: weights with a name are not kept"
+        assert problem.code == "not-found" and problem.detail == f"no weights {path!r}: they were not saved, or they have expired"
         request = await program.request_losses(model, 1)
         for cancelled in (request, "unknown"):
             assert await program.api.cancel_future(program.key, HOST, cancelled) == {}

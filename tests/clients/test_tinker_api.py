@@ -48,6 +48,8 @@ class ScriptedRuns:
     ended: list[bytes] = field(default_factory=list)
     fault: Exception | None = None  # of the next pass or step
 
+    time_ms: int = 0
+
     async def open_run(self, base: str, *, rank: int, seed: int, **flags: bool) -> bytes:
         await trio.sleep(self.seconds)
         if base != "base":
@@ -141,7 +143,7 @@ async def gateway(folder: Path, runs: ScriptedRuns | None = None) -> AsyncIterat
     runs = runs or ScriptedRuns()
     keys = ApiKeys(ApiKeyStore(folder / "keys.sqlite"))
     api = TinkerApi(SimpleNamespace(folder=folder, peer=None, api_keys=keys))
-    api._runs = runs  # type: ignore[assignment]
+    api._runs = api.rest.runs = api._checkpoints._runs = runs  # type: ignore[assignment, misc]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(api.run_tasks)
         yield Caller(api, runs)

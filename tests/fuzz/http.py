@@ -161,7 +161,7 @@ def _of_programs(random: Random) -> tuple[str, str, Any]:
     listed = random.choice(
         ("training_runs", f"training_runs/{model}", "training_runs/%00", "checkpoints", "sessions", "sessions/s")
     )
-    page = random.choice(("", "/checkpoints", "?limit=1&offset=1", "?limit=-1", "?offset=9999999999"))
+    page = random.choice(("", "?limit=1&offset=1", "?limit=-1", "?offset=9999999999"))
     method, call, body = random.choice(
         (
             (
@@ -173,6 +173,16 @@ def _of_programs(random: Random) -> tuple[str, str, Any]:
             ("POST", f"sessions/{session}/finish", {"reason": {"type": "success"}, "detail": None}),
             ("GET", random.choice(("healthz", "get_server_capabilities", f"samplers/{sampler}", "samplers/%2F")), None),
             ("GET", f"{listed}{page}", None),
+            ("GET", f"training_runs/{model}/checkpoints", None),
+            (
+                "POST",
+                "save_weights",
+                {"model_id": model, "seq_id": number, "path": random.choice(STRANGE), "ttl_seconds": number},
+            ),
+            ("POST", "load_weights", {"model_id": model, "seq_id": number, "path": f"tinker://{model}/weights/a"}),
+            ("POST", "load_weights", ids | {"path": f"tinker://{model}/weights/a", "optimizer": True}),
+            ("DELETE", f"training_runs/{model}/checkpoints/weights/{random.choice('ab')}", None),
+            ("PUT", f"training_runs/{model}/checkpoints/weights/a/ttl", {"ttl_seconds": random.choice(STRANGE)}),
             ("POST", "weights_info", {"tinker_path": random.choice(("tinker://s:train:0/weights/a", "x"))}),
             ("POST", "cancel_future", {"request_id": f"{model}#{number}"}),
             ("POST", "create_model", ids | {"base_model": "base", "lora_config": lora, "optimizer_config": {"type": "adamw"}}),
