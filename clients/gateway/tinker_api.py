@@ -550,7 +550,7 @@ def _step(outcome: StepOutcome) -> bytes:
 
 
 def _saved(path: str) -> bytes:
-    return json.dumps({"type": "save_weights", "path": path}).encode()
+    return json.dumps({"path": path}).encode()  # without `type`, which would differ between weights and samplers
 
 
 def _loaded(model: str, path: str) -> bytes:
