@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from clients.gateway.http_routes import PREFIX
-from clients.ledger.clients_module import OBJECTIVE, ClientRun, ClientsState
+from clients.ledger.clients_module import OBJECTIVE
 from demo.demo_peers import DemoPeer, PeerDisk
 from demo.network_demo import last_line
 from ledger.jobs import Job
@@ -153,7 +153,23 @@ class Tuning:
         trial.require(after["loss"] < before["loss"], f"the loss rose from {before['loss']:.1f} to {after['loss']:.1f}")
         trial.require("mean_square" in custom["metrics"], f"the custom loss told {custom['metrics']}")
         trial.figures |= {"loss before": before["loss"], "after": after["loss"]}
+        self._judge_checkpoints(program, trial)
         judge_calls(trial, recorder.exchanges)
+
+    def _judge_checkpoints(self, program: Program, trial: Trial) -> None:
+        (continued,), (kept,), (listed,) = program.of("continued"), program.of("checkpoints"), program.of("listed")
+        for way in ("kept", "loaded"):
+            differs = abs(continued[way] - continued["wanted"]) / continued["wanted"]
+            trial.require(differs <= LOSS_DIFFERENCE_MAX, f"{way}: the loss after a checkpoint differs by {differs:.1e}")
+        trial.require(continued["fresh"] != continued["wanted"], "a client without moments took the step of one with moments")
+        samples = {line["of"]: line for line in program.of("sampled")}
+        for name, line in samples.items():
+            trial.require(line["tokens"][0] == line["tokens"][1], f"{name}: two samples without temperature differ")
+        trial.require(samples["base"]["prompt_logprobs"] != samples["saved"]["prompt_logprobs"], "samples are those of the base")
+        path, for_samples = listed["paths"]
+        trial.require(kept["listed"] == sorted((path, for_samples)), f"listed checkpoints: {kept['listed']}")
+        trial.require(kept["left"] == [for_samples], f"checkpoints after one was deleted: {kept['left']}")
+        trial.require((listed["runs"], listed["sessions"]) == (3, 1), f"{listed['runs']} runs, {listed['sessions']} sessions")
 
     async def run_beside_torch(self, peers: Network, trial: Trial) -> None:
         from scenarios.local_tuning import LocalTuning
@@ -163,7 +179,7 @@ class Tuning:
             await program.run(plan)
         judge_calls(trial, recorder.exchanges)
         with closing(PeerDisk(peers.honest[0].directory)) as disk:
-            ((run, _),) = runs_of(disk).items()
+            (run,) = runs_of(disk)
             local = LocalTuning(disk.spec(plan["base"]), disk.model(bytes.fromhex(plan["base"])), disk.spec(run.hex()), run)
         (first,), (last,) = program.of("first"), program.of("last")
         of_base = local.base_logprobs(plan["texts"])
@@ -320,29 +336,27 @@ def judge_calls(trial: Trial, exchanges: Sequence[Exchange], *, is_killed: bool 
         trial.require(not broken and not retries, f"{broken} calls were broken, and {retries} were retries")
 
 
-def runs_of(disk: PeerDisk) -> dict[bytes, tuple[Job, ClientRun]]:
-    state = disk.state
-    runs = state.module_state(ClientsState).runs
-    return {key: (state.jobs.jobs[key], run) for key, run in runs.items()}
+def runs_of(disk: PeerDisk) -> dict[bytes, Job]:
+    """Return the jobs of all runs, also of those that are over."""
+    return {key: job for key, job in disk.state.jobs.jobs.items() if JobSpec.decode(job.spec).objective == OBJECTIVE}
 
 
 def run_problems(peers: Network, program: Program, were_down: Set[str]) -> list[str]:
-    """Return the problems of the runs on the disks of all stopped peers. Each step must be one accepted round, with one root.
+    """Return the problems of the runs on the disks of all stopped peers. Each step must be one accepted update, with one root.
 
     A peer that was down may lack rounds, since it continues from a snapshot.
     """
     found, last, runs = list[str](), set[tuple[bytes, bytes]](), len(program.of("created"))
-    steps = program.steps // runs  # The runs of one program are equally long.
     with ExitStack() as opened:
         disks = {peer.name: opened.enter_context(closing(PeerDisk(peer.directory))) for peer in peers.peers}
         roots = {name: disk.model_roots() for name, disk in disks.items()}
         for name, disk in disks.items():
             if len(mine := runs_of(disk)) != runs:
                 found.append(f"{name} has {len(mine)} runs instead of {runs}")
-            for key, (job, run) in mine.items():
-                assert JobSpec.decode(job.spec).objective == OBJECTIVE
-                if (run.next_step, sum(job.accepted.values())) != (steps, steps):
-                    found.append(f"{name}: {run.next_step} steps, {job.accepted} accepted, and the program knows {steps}")
+            accepted = sum(sum(job.accepted.values()) for job in mine.values())
+            if accepted != program.steps:
+                found.append(f"{name}: {accepted} accepted updates, and the program knows {program.steps} steps")
+            for key, job in mine.items():
                 missing = [number for number in range(job.round) if (key.hex(), number) not in roots[name]]
                 if missing and name not in were_down:
                     found.append(f"{name} lacks the roots of the rounds {missing}")

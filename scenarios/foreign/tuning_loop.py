@@ -8,7 +8,7 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,57 @@ def run_every_call(service: Any, plan: Plan) -> None:
     tell("step", number=next(numbers))
     after = model.forward(examples(texts), "cross_entropy").result(RESULT_SECONDS_MAX)
     tell("forward", loss=after.metrics["loss:sum"], lengths=list(map(len, logprobs(after))))
+    use_checkpoints(service, model, plan, numbers)
+
+
+def use_checkpoints(service: Any, model: Any, plan: Plan, numbers: Iterator[int]) -> None:
+    """Save a model, continue from it in three ways, draw samples of it, and delete it."""
+    texts, rest = plan["texts"], service.create_rest_client()
+    path = wait(model.save_state("half", ttl_seconds=86_400)).path
+    for_samples = wait(model.save_weights_for_sampler("half")).path
+
+    def next_loss(model: Any) -> float:
+        take_step(model, plan, next(numbers), texts)
+        return loss_of(model.forward(examples(texts), "cross_entropy"))
+
+    wanted = next_loss(model)
+    kept = wait(service.create_training_client_from_state_with_optimizer(path))
+    tell("created", name=kept.get_info().model_data.model_name)
+    fresh = wait(service.create_training_client_from_state(path))
+    tell("created", name=fresh.get_info().model_data.model_name)
+    losses = {"wanted": wanted, "kept": next_loss(kept), "fresh": next_loss(fresh)}
+    wait(model.load_state_with_optimizer(path))
+    tell("created", name=model.get_info().model_data.model_name)
+    tell("continued", **losses, loaded=next_loss(model))
+
+    prompt, greedy = types.ModelInput.from_ints(texts[0][:8]), types.SamplingParams(max_tokens=8, temperature=0.0)
+    samplers = {
+        "base": service.create_sampling_client(base_model=plan["base"]),
+        "saved": service.create_sampling_client(model_path=for_samples),
+        "present": model.save_weights_and_get_sampling_client(),
+    }
+    for name, sampler in samplers.items():
+        drawn = wait(sampler).sample(prompt, 2, greedy, include_prompt_logprobs=True).result(RESULT_SECONDS_MAX)
+        tell(
+            "sampled",
+            of=name,
+            tokens=[list(each.tokens) for each in drawn.sequences],
+            logprobs=[list(each.logprobs) for each in drawn.sequences],
+            prompt_logprobs=list(drawn.prompt_logprobs),
+        )
+    run = rest.get_training_run_by_tinker_path(path).result(RESULT_SECONDS_MAX).training_run_id
+    rest.set_checkpoint_ttl_from_tinker_path(path, None).result(RESULT_SECONDS_MAX)
+    listed = rest.list_checkpoints(run).result(RESULT_SECONDS_MAX).checkpoints
+    rest.delete_checkpoint_from_tinker_path(path).result(RESULT_SECONDS_MAX)
+    left = rest.list_user_checkpoints().result(RESULT_SECONDS_MAX).checkpoints
+    tell("checkpoints", listed=sorted(each.tinker_path for each in listed), left=[each.tinker_path for each in left])
+    runs, sessions = rest.list_training_runs().result(RESULT_SECONDS_MAX), rest.list_sessions().result(RESULT_SECONDS_MAX)
+    tell("listed", runs=len(runs.training_runs), sessions=len(sessions.sessions), paths=[path, for_samples])
+
+
+def wait(future: Any) -> Any:
+    """Return the result of a future. Version 0.25 returns some clients without one."""
+    return future.result(RESULT_SECONDS_MAX) if hasattr(future, "result") else future
 
 
 def mean_square(data: Any, logprobs: Any) -> tuple[Any, dict[str, float]]:
