@@ -114,8 +114,13 @@ class ClientRuns:
         return ModelReference(key, job.round, job.model_root), spec.model_bytes
 
     async def set_expiry(self, key: bytes, name: str, expires_ms: int) -> None:
-        """Set when a saved model expires. A time in the past deletes it."""
-        await self._peer.submit_transaction("client/expire", SetExpiry(key, name, expires_ms))
+        """Set when a saved model expires, unless it has expired. A time in the past deletes it."""
+        try:
+            await self._peer.submit_transaction("client/expire", SetExpiry(key, name, expires_ms))
+        except UserError:
+            run = self._peer.state.module_state(ClientsState).runs.get(key)
+            if run is not None and name in run.checkpoints:
+                raise
 
     async def compute_losses(self, key: bytes, body: RequestBody, *, backward: bool) -> LossReport:
         """Compute a request on the present model of a run. With `backward`, its gradient is kept for the next step."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -66,16 +67,20 @@ class RestApi:
 
     async def delete_checkpoint(self, key: ApiKey, host: str, run_id: str, kind: str, name: str) -> Json:
         self.admit(key, host)
-        await self.checkpoints.delete_checkpoint(await self._require_checkpoint(key, checkpoint_path(run_id, f"{kind}/{name}")))
+        found = await self._require_checkpoint(key, checkpoint_path(run_id, f"{kind}/{name}"))
+        with _undecided():
+            await self.checkpoints.delete_checkpoint(found)
         return {}
 
     async def set_checkpoint_ttl(self, key: ApiKey, host: str, run_id: str, kind: str, name: str, ttl_seconds: Any) -> Json:
         self.admit(key, host)
         found = await self._require_checkpoint(key, checkpoint_path(run_id, f"{kind}/{name}"))
         try:
-            await self.checkpoints.set_expiry(found, expiry(self.runs.time_ms, ttl_seconds))
+            expires_ms = expiry(self.runs.time_ms, ttl_seconds)
         except UserError as error:
             raise HttpProblem("malformed", str(error)) from None
+        with _undecided():
+            await self.checkpoints.set_expiry(found, expires_ms)
         return {}
 
     async def _require_checkpoint(self, key: ApiKey, path: str) -> StoredCheckpoint:
@@ -116,6 +121,15 @@ def _training_run(model: CreatedModel, key: ApiKey) -> Json:
         "last_request_time": _iso(model.last_request_ms),
         "corrupted": False,
     }
+
+
+@contextmanager
+def _undecided() -> Iterator[None]:
+    """Answer with 503, so that the SDK tries again, if the network decides no transaction."""
+    try:
+        yield
+    except UserError as error:
+        raise HttpProblem("no-quorum", str(error)) from None
 
 
 def _checkpoint(found: StoredCheckpoint) -> Json:
