@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from web.calls import HeldReply
+
+if TYPE_CHECKING:
+    import asyncio
 
 # Longest wait for a result in seconds. Clients and proxies give up after 45 to 60 seconds.
 HOLD_SECONDS: Final = 30.0
@@ -37,6 +39,8 @@ class HeldReplies:
 
         After `seconds`, return the last held reply.
         """
+        import asyncio  # The daemon imports this module before it serves pages, and has no other event loop until then.
+
         self._loop = asyncio.get_running_loop()
         ends, event = self._loop.time() + seconds, asyncio.Event()
         with self._lock:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import trio
 
+from clients.rpc import ClientRunView, StepOutcomeView
 from curation.rpc import ProjectView
 from protocol.api import (
     AlertView,
@@ -104,6 +105,7 @@ ALERTS = (
     ),
 )
 DISK = DiskView(5 << 20, 7 << 30, 9 << 30)
+CLIENT_RUNS = (ClientRunView("f" * 64, "base", ME, "paused", 2, None, StepOutcomeView(1, True, {})),)
 ENGINES = (
     EngineView(
         "pytorch",
@@ -146,6 +148,9 @@ class FakeApi:
 
     async def disk_usage(self) -> DiskView:
         return DISK
+
+    async def client_runs(self) -> tuple[ClientRunView, ...]:
+        return CLIENT_RUNS
 
     async def engines(self) -> tuple[EngineView, ...]:
         return ENGINES
