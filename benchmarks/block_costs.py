@@ -717,13 +717,15 @@ def _client_spec(net: Network) -> bytes:
     return make_run_spec(spec, AdapterSettings(rank=1, base=ModelReference(base, done.round, done.model_root)), seed=0).encode()
 
 
-@case("client/open, client/end")
-def open_and_end_runs(net: Network) -> Iterator[Signed]:
+@case("client/open")
+def open_runs(net: Network) -> Iterator[Signed]:
     spec = _client_spec(net)
-    for author in cycle(net.authors):
-        signed = net.tx(author, "client/open", OpenRun(spec))
-        yield signed
-        yield net.tx(author, "client/end", EndRun(job_id(author.public, codec.decode_message(signed.body, (Transaction,)))))
+    yield from (net.tx(author, "client/open", OpenRun(spec)) for author in net.authors[:ON_REQUEST_MAX])
+
+
+@case("client/end")
+def end_runs(net: Network) -> Iterator[Signed]:
+    yield from (net.tx(author, "client/end", EndRun(key)) for author, key in _runs(net))
 
 
 def _runs(net: Network) -> list[tuple[Identity, bytes]]:

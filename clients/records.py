@@ -26,6 +26,7 @@ TOKEN_BYTES: Final = 2  # bytes of a token id, little-endian: a vocabulary has a
 FLOAT_BYTES: Final = 4  # bytes of a number of an example's inputs, float32, little-endian
 EPSILON_MIN: Final = 1e-15  # least epsilon of AdamW: a smaller one would let zero gradients divide by zero
 RANK_MAX: Final = 1_024  # largest rank of an adapter; a model's width is the usual bound, and it is smaller
+TERM_MIN: Final = 1e-12  # least rate and beta above 0: subnormal numbers are zero on some processors (decision 29)
 RATE_MAX: Final = 10.0
 WEIGHT_DECAY_MAX: Final = 100.0
 CLIP_MAX: Final = 1e9
@@ -56,6 +57,9 @@ class OptimizerStep:
         for name, (least, most) in bounds.items():
             if not least <= (value := getattr(self, name)) <= most:  # The comparison also fails for NaN.
                 return f"{name} must be in {least:g}..{most:g}, not {value:g}"
+        for name in ("rate", "beta1", "beta2"):
+            if 0 < (value := getattr(self, name)) < TERM_MIN:
+                return f"{name} must be 0 or at least {TERM_MIN:g}, not {value:g}"
         for name in ("beta1", "beta2"):
             if not 0 <= (value := getattr(self, name)) < 1:
                 return f"{name} must be at least 0 and below 1, not {value:g}"

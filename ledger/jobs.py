@@ -547,6 +547,8 @@ class JobsModule(Module[JobsState]):
         author = said.author
         match said.content:
             case StartJob(spec):
+                if self.rules.terms_of_spec(spec).on_request:
+                    raise Refused("a job on request is started by the module that requests its rounds")
                 return StateChange(self.start_job(state, view, job_id(author, said.transaction), spec, author, context.height))
             case StopJob(key):
                 return StateChange(_stop(state, view.module_state(MembersState), key, author, context.height))
@@ -1001,7 +1003,9 @@ class JobsModule(Module[JobsState]):
         return {key: job for key, job in jobs.items() if key not in forgotten}
 
     def has_trained(self, job: Job) -> bool:
-        return bool(job.accepted) and self.rules.terms_of_spec(job.spec).needs_worker
+        """Return whether a finished job stays beyond jobs without training. What a job on request leaves are its saved models."""
+        terms = self.rules.terms_of_spec(job.spec)
+        return bool(job.accepted) and terms.needs_worker and not terms.on_request
 
 
 def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, height: int) -> JobsState:

@@ -32,7 +32,7 @@ from training.transformer import BYTES, ModelSpec, layer_names
 ROUNDS_MAX = 1_000_000  # most rounds of a job: at one round a minute it ends after two years
 LOCAL_STEPS_MAX = 10_000  # most local steps of a round: the round and its re-execution must end
 BATCH_MAX = 65_536  # most sequences of a batch: their offsets are drawn one by one
-DECODED_KEPT_MAX: Final = 256  # number of decoded specifications in memory, of some kilobytes each
+DECODED_KEPT_MAX: Final = 512  # number of decoded specifications in memory, of some kilobytes each
 # Most bytes of an objective's own settings: they are hashes and numbers, and larger data are blobs.
 SETTINGS_BYTES_MAX: Final = 4_096
 BITS: Final = (1, 2, 4, 8, 16)  # possible numbers of bits of a level

@@ -204,7 +204,9 @@ class JobModelStore:
             accepted.append(AcceptedProposal(signed.signer, proposal, payload(proposal.payload)))
         before, number = self.open_model(judged.job, judged.number), judged.number + 1
         taken = before.rounds_in_model + 1
-        durable = taken % before.spec.anchor_rounds == 0 or taken == before.spec.rounds
+        # Any model of a job on request may be saved, and saved models are not computed again.
+        is_anchor = taken % before.spec.anchor_rounds == 0 or taken == before.spec.rounds
+        durable = is_anchor or before.spec.resolved_objective.on_request
         directory = self.round_directory(judged.job, number)
         gone = before.records.keys() - judged.rejected.keys() - judged.absent - {item.trainer for item in accepted}
         with self._sharing(before.spec) as each:

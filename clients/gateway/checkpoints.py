@@ -61,6 +61,8 @@ class Checkpoints:
         path = checkpoint_path(model, checkpoint)
         known = await trio.to_thread.run_sync(self._store.find_checkpoint, path)
         if known is not None and not known.is_expired(self._runs.time_ms) and not overwrite:
+            if self._runs.is_present_model(ModelReference(known.job, known.round, known.root), job):
+                return path  # This gateway was restarted after it had saved the model.
             raise UserError(f"there are weights {path!r} already: choose another name, or set overwrite")
         saved, size = await self._runs.save_model(job, checkpoint, expires_ms)
         owner = await trio.to_thread.run_sync(self._store.find_model, model)

@@ -6,6 +6,7 @@ All methods of `ClientRuns` raise `UserError` for a fault of the client, with th
 from __future__ import annotations
 
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -104,8 +105,13 @@ class ClientRuns:
 
     @property
     def time_ms(self) -> int:
-        """Time of the network in milliseconds."""
-        return self._peer.state.time_ms
+        """Time of this machine or of the last block in milliseconds, whichever is later. An idle network decides no blocks."""
+        return max(time.time_ns() // 1_000_000, self._peer.state.time_ms)
+
+    def is_present_model(self, model: ModelReference, key: bytes) -> bool:
+        """Return whether a run has this model now."""
+        job, _ = self._job(key)
+        return model == ModelReference(key, job.round, job.model_root)
 
     async def save_model(self, key: bytes, name: str, expires_ms: int) -> tuple[ModelReference, int]:
         """Let every peer keep the present model of a run until `expires_ms` (0: for ever). Return a reference, and its bytes."""

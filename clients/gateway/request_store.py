@@ -261,7 +261,8 @@ class RequestStore(ServiceDatabase):
 
     def gradients_since_step(self, model: str, number: int) -> list[StoredRequest]:
         """Return the computed requests for gradients between the last step, or the last load, and request `number`, in order."""
-        since = "(SELECT COALESCE(MAX(number), -1) FROM requests WHERE model = ? AND kind IN ('step', 'load') AND number < ?)"
+        ends = "(kind = 'step' OR kind = 'load' AND outcome = 'done')"
+        since = f"(SELECT COALESCE(MAX(number), -1) FROM requests WHERE model = ? AND {ends} AND number < ?)"
         condition = f"model = ? AND number < ? AND kind = 'gradient' AND outcome = 'done' AND number > {since}"
         return self._select(condition, model, number, model, number)
 

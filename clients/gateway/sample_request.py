@@ -17,7 +17,7 @@ from protocol.sampling import (
     TOP_K_MAX,
     SamplingOptions,
 )
-from web.calls import Json
+from web.calls import TEXT, Json
 
 SEEDS: Final = 1 << 53  # number of different seeds: a client may give any integer, which is reduced
 # Results that a client may request and that are not computed, with the value that requests nothing.
@@ -114,6 +114,8 @@ def _parse_stops(given: Any, vocabulary: int) -> tuple[tuple[str, ...], tuple[in
         if len(stops) > STOPS_MAX:
             raise UserError(f"{len(stops)} stop texts are too many: at most {STOPS_MAX} are allowed")
         for stop in stops:
+            if not TEXT.is_valid(stop):
+                raise UserError(f"stop {stop[:50]!r} has an unpaired surrogate, which is no character")
             if not 0 < len(stop) <= STOP_CHARACTERS_MAX:
                 raise UserError(f"stop {stop[:50]!r} has {len(stop)} characters, 1 to {STOP_CHARACTERS_MAX} are allowed")
         return tuple(stops), (), False

@@ -7,6 +7,7 @@ requests lost samples again.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import struct
 from collections import OrderedDict
@@ -37,6 +38,9 @@ SAMPLERS_OF_MODEL_MAX: Final = 8
 REQUESTS_AT_ONCE: Final = 4
 WAITING_MAX: Final = 1_024  # requests that wait for their samples: the SDK has 400 at most for each session
 RESULTS_BYTES_MAX: Final = 64 << 20  # bytes of all results in memory; the SDK requests lost samples again
+
+
+log = logging.getLogger("site")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,9 @@ class Samplers:
                 result: bytes | SampleFault = await self._draw(sampler, job, request)
         except FolkmootError as error:
             result = SampleFault(str(error), isinstance(error, UserError))
+        except Exception:  # a bug of ours in one request must not stop the peer: the log describes the bug
+            log.exception("request %s failed", name)
+            result = SampleFault("internal error of the gateway: its log has the details", is_of_client=False)
         self._store_result(name, result)
 
     async def _draw(self, sampler: StoredSampler, job: Job, request: SampleRequest) -> bytes:

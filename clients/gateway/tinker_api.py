@@ -385,7 +385,11 @@ class TinkerApi:
     async def get_sampler(self, key: ApiKey, host: str, sampler_id: str) -> Json:
         self._admit(key, host)
         sampler = await self._require_sampler(key, sampler_id)
-        return {"sampler_id": sampler_id, "base_model": self._runs.base_of(sampler.job), "model_path": sampler.path}
+        try:
+            base = self._runs.base_of(sampler.job)
+        except UserError as error:
+            raise HttpProblem("not-found", str(error)) from None
+        return {"sampler_id": sampler_id, "base_model": base, "model_path": sampler.path}
 
     async def draw_samples(
         self,

@@ -196,7 +196,7 @@ class ClientsModule(Module[ClientsState]):
                 run = _own(state, members, key, said.author)
                 if run.open_step is not None:
                     raise Refused(f"step {run.open_step.brief.step} is open: save the model after its outcome")
-                job = view.module_state(JobsState).jobs[key]
+                job = _started(view.module_state(JobsState), key)
                 model = ModelAnchor(job.round, job.rounds_in_model, job.model_root)
                 run = replace(run, checkpoints={**run.checkpoints, name: Checkpoint(model, expires_ms)})
                 if len(run.checkpoints) > SAVED_MODELS_MAX:
@@ -213,6 +213,7 @@ class ClientsModule(Module[ClientsState]):
                 return _changed(state, key, replace(run, checkpoints={**run.checkpoints, name: checkpoint}))
             case EndRun(key):
                 run = _own(state, members, key, said.author)
+                _started(view.module_state(JobsState), key)
                 runs = {**state.runs, key: replace(run, open_step=None, is_over=True)}
                 return StateChange(ClientsState(runs), (JobHalt(key, said.author),))
         raise AssertionError(said.content)
@@ -235,6 +236,8 @@ class ClientsModule(Module[ClientsState]):
         jobs, members = view.module_state(JobsState).jobs, view.module_state(MembersState)
         runs, closed = dict(state.runs), {fact.job: fact for fact in context.facts_of(ClosedRound)}
         for key in runs.keys() & closed.keys():
+            if runs[key].open_step is None:  # This block ends the run.
+                continue
             runs[key] = _after_round(runs[key], closed[key], len(trainers_in_order(jobs[key], key, runs[key], members)))
         saved = list[SavedJobModels | JobRetained]()
         for key, run in runs.items():
@@ -272,7 +275,7 @@ class ClientsModule(Module[ClientsState]):
         running = {key for key, job in needs_worker.items() if job.phase is JobPhase.RUNNING}
         for key in running & runs.keys() - closed:  # the trainer of an open round may have left
             job = needs_worker[key]
-            if not any(map(members.may_be_awaited, job.trainers)):
+            if runs[key].open_step is not None and not any(map(members.may_be_awaited, job.trainers)):
                 yield from _brief(key, job, runs[key], members, job.trainers)
         waiting = [
             key for key, run in runs.items() if run.open_step is not None and key in jobs.jobs and key not in running - closed
@@ -321,6 +324,14 @@ def _brief(key: bytes, job: Job, run: ClientRun, members: MembersState, present:
     if order:
         trainer = successors[0] if successors else order[run.open_step.attempts % len(order)]
         yield JobBrief(key, trainer, encode(run.open_step.brief))
+
+
+def _started(jobs: JobsState, key: bytes) -> Job:
+    """Return the job of a run. Raises `Refused` in the block that opens the run, whose job starts at the end of the block."""
+    job = jobs.jobs.get(key)
+    if job is None:
+        raise Refused(f"run {key.hex()[:8]} begins in this block: wait for the next one")
+    return job
 
 
 def _changed(state: ClientsState, key: bytes, run: ClientRun) -> StateChange:

@@ -168,7 +168,9 @@ def _with_weights(example: Example) -> Example:
 
 def _with_ratio_mask(example: Example) -> Example:
     """Return the example with a mask of the tokens that have an advantage, if it has no mask."""
-    advantages = np.frombuffer(example.inputs.get(ADVANTAGES, b""), dtype="<f4")
+    if ADVANTAGES not in example.inputs:
+        return example
+    advantages = np.frombuffer(example.inputs[ADVANTAGES], dtype="<f4")
     mask = (advantages != 0).astype("<f4").tobytes()
     return replace(example, inputs={RATIO_MASK: mask} | example.inputs)
 

@@ -22,7 +22,7 @@ from clients.ledger.clients_module import (
 )
 from clients.records import OptimizerStep, StepBrief
 from ledger.core.module import BlockContext, DecodedTransaction, Module, StateChange, StateReader
-from ledger.jobs import TRAINED_KEPT_MAX, Job, JobHold, JobPhase, JobsModule, StopJob, job_id
+from ledger.jobs import TRAINED_KEPT_MAX, Job, JobHold, JobPhase, JobsModule, StartJob, StopJob, job_id
 from ledger.snapshots.snapshot_server import models_in_state
 from protocol import codec
 from protocol.codec import Digest
@@ -145,7 +145,17 @@ def test_a_step_of_somebody_else_or_out_of_order_is_refused(world: Clients, owne
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("rate", 11.0), ("rate", -1e-9), ("beta1", 1.0), ("beta2", -0.1), ("epsilon", 0.0), ("weight_decay", 101.0), ("clip", -1.0)],
+    [
+        ("rate", 11.0),
+        ("rate", -1e-9),
+        ("rate", 1e-13),
+        ("beta2", 1e-40),
+        ("beta1", 1.0),
+        ("beta2", -0.1),
+        ("epsilon", 0.0),
+        ("weight_decay", 101.0),
+        ("clip", -1.0),
+    ],
 )
 def test_a_step_with_a_term_out_of_its_range_is_refused_by_name(world: Clients, name: str, value: float) -> None:
     key = world.open()
@@ -397,8 +407,6 @@ def test_checkpoints_stay_when_the_run_is_over_and_the_run_goes_with_the_last(wo
     assert len([job for job in world.state.jobs.jobs.values() if job.phase is JobPhase.FINISHED]) == TRAINED_KEPT_MAX + 1
     world.decide(world.tx(OWNER, "client/expire", SetExpiry(key, "one", 1)))
     assert key not in world.state.module_state(ClientsState).runs
-    world.decide_empty(1)
-    assert key not in world.state.jobs.jobs, "it is the oldest"
 
 
 def test_a_run_that_the_voters_stop_keeps_its_checkpoints(world: Clients) -> None:
@@ -432,6 +440,26 @@ def test_saved_models_are_bounded_for_each_run_and_member_and_in_bytes(world: Cl
     assert "3 runs of this network have checkpoints" in problem(others[1], PEOPLE[2])
     monkeypatch.setattr(clients_module, "SAVED_BYTES_OF_MEMBER_MAX", -1)
     assert "0.0 GB of checkpoints would be kept for you" in problem(keys[1])
+
+
+def test_nothing_can_be_done_with_a_run_in_the_block_that_opens_it(world: Clients) -> None:
+    opens = world.tx(OWNER, "client/open", OpenRun(SPEC))
+    key = job_id(OWNER.public, world.rules.open_transaction(opens))
+    for kind, content in (("client/end", EndRun(key)), ("client/save", SaveModel(key, "one", 0))):
+        assert "begins in this block" in str(world.problem(opens, world.tx(OWNER, kind, content, 2)))
+
+
+def test_a_run_may_end_in_the_block_that_closes_its_round(world: Clients) -> None:
+    key = world.open()
+    save(world, key)
+    world.request(key, 0)
+    world.close(key, ACCEPT, world.tx(OWNER, "client/end", EndRun(key)))
+    assert world.run(key).is_over and world.job(key).phase is JobPhase.FINISHED and world.job(key).saved_models
+    assert world.run(key).last is None, "the run was over when the round closed"
+
+
+def test_a_job_on_request_is_not_started_by_a_person(world: Clients) -> None:
+    assert "started by the module" in str(world.problem(world.tx(OWNER, "job/start", StartJob(SPEC))))
 
 
 # Ends --------------------------------------------------------------------------------------------------------------------
