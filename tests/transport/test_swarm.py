@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import os
 import socket
+from itertools import count
 from typing import Any
 
 import pytest
@@ -44,10 +45,17 @@ from transport.wire.noise_session import MAGIC, chain_tag
 OWN_HOST = str(ipaddress.ip_address("127.0.0.0") + os.getpid() % (1 << 24))
 
 
+# Below the range from which the system takes the ports of outgoing connections, which also have `OWN_HOST`.
+PORTS = count(20_000)
+
+
 def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind((OWN_HOST, 0))
-        return f"{OWN_HOST}:{probe.getsockname()[1]}"
+    """Return an address where nobody listens, and that no outgoing connection takes until somebody does."""
+    while True:
+        port = next(PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((OWN_HOST, port))
+            return f"{OWN_HOST}:{port}"
 
 
 async def connect_as_bob(tcp: SwarmWorld, network: Swarm) -> trio.SocketStream:
