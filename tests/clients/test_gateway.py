@@ -423,7 +423,7 @@ def test_checkpoints_are_listed_sampled_and_deleted(gateway: Gateway) -> None:
     program.request_losses(model, 2, BATCHES[0])
     program.result_of(program.request_step(model, 3, 0.2))
     save("save_weights", 4, "one", ttl_seconds=9_000)
-    assert f"there are weights 'tinker://{model}/weights/one' already" in save("save_weights", 5, "one").fault
+    assert f"there are weights {path!r} already" in save("save_weights_for_sampler", 5, "samp").fault
     assert save("save_weights", 6, "one", overwrite=True).status == 200
     for number, name in enumerate(("", "a/b", "a b", "x?y", "x#y", "é", "n" * 49, None, 5), 7):
         assert "must have 1 to 48 letters" in save("save_weights", number, name).fault
