@@ -109,6 +109,7 @@ def test_a_fault_names_its_value(given: dict[str, Any], problem: str) -> None:
         ({"top_k": -2}, "top_k must be a whole number from -1 to 65536, not '-2'"),
         ({"seed": 1.5}, "seed must be a whole number, not '1.5'"),
         ({"stop": ""}, "stop '' has 0 characters"),
+        ({"stop": "\ud800"}, "has an unpaired surrogate"),
         ({"stop": ["x"] * 9}, "9 stop texts are too many"),
         ({"stop": [1] * 64}, "64 stop tokens are too many"),
         ({"stop": ["x", 1]}, "contain 'x', but"),

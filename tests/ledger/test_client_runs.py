@@ -22,7 +22,7 @@ from clients.ledger.clients_module import (
 )
 from clients.records import OptimizerStep, StepBrief
 from ledger.core.module import BlockContext, DecodedTransaction, Module, StateChange, StateReader
-from ledger.jobs import TRAINED_KEPT_MAX, Job, JobHold, JobPhase, JobsModule, StartJob, StopJob, job_id
+from ledger.jobs import UNTRAINED_KEPT_MAX, Job, JobHold, JobPhase, JobsModule, StartJob, StopJob, job_id
 from ledger.snapshots.snapshot_server import models_in_state
 from protocol import codec
 from protocol.codec import Digest
@@ -400,11 +400,11 @@ def test_checkpoints_stay_when_the_run_is_over_and_the_run_goes_with_the_last(wo
     world.decide(world.tx(OWNER, "client/end", EndRun(key)))
     assert world.run(key).is_over and "or it is over" in str(world.problem(world.step(key, 1)))
     assert "or it is over" in str(world.problem(world.tx(OWNER, "client/save", SaveModel(key, "two", 0))))
-    for _ in range(TRAINED_KEPT_MAX + 2):  # later jobs of its owner do not displace it
-        other = world.start(OWNER, LANGUAGE + b":1")
-        world.close(other)
+    for _ in range(UNTRAINED_KEPT_MAX + 2):  # later runs of its owner, without checkpoints, do not displace it
+        other = world.open()
+        world.decide(world.tx(OWNER, "client/end", EndRun(other)))
     assert other in world.state.jobs.jobs and world.job(key).saved_models and world.job(key).phase is JobPhase.FINISHED
-    assert len([job for job in world.state.jobs.jobs.values() if job.phase is JobPhase.FINISHED]) == TRAINED_KEPT_MAX + 1
+    assert len(world.state.jobs.jobs) == UNTRAINED_KEPT_MAX + 1
     world.decide(world.tx(OWNER, "client/expire", SetExpiry(key, "one", 1)))
     assert key not in world.state.module_state(ClientsState).runs
 
@@ -450,10 +450,12 @@ def test_nothing_can_be_done_with_a_run_in_the_block_that_opens_it(world: Client
 
 
 def test_a_run_may_end_in_the_block_that_closes_its_round(world: Clients) -> None:
-    key = world.open()
+    key, other = world.open(), world.open(OTHER)
     save(world, key)
     world.request(key, 0)
+    world.request(other, 0, OTHER)
     world.close(key, ACCEPT, world.tx(OWNER, "client/end", EndRun(key)))
+    assert world.open_jobs() == {other}, "the module settles the block"
     assert world.run(key).is_over and world.job(key).phase is JobPhase.FINISHED and world.job(key).saved_models
     assert world.run(key).last is None, "the run was over when the round closed"
 
