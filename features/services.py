@@ -94,8 +94,11 @@ class ServiceContext(Protocol):
     async def wait_for_reload(self) -> None:
         """Wait for the next SIGHUP that does not end the peer. Files that settings name may have changed afterwards."""
 
-    async def submit_transaction(self, kind: str, content: object) -> Transaction:
-        """Submit a transaction of this peer, wait until it is decided, and return it. Raises `UserError` if it is refused."""
+    async def submit_transaction(self, kind: str, content: object, seconds_max: float = ...) -> Transaction:
+        """Submit a transaction of this peer, wait until it is decided, and return it.
+
+        Raises `UserError` if it is refused, or is not decided within `seconds_max`. In the second case it may be decided later.
+        """
 
     async def fetch_blob(self, digest: bytes, size_max: int, sources: Iterable[bytes] = ()) -> None:
         """Fetch a blob from other peers and pin it, so that it is not deleted. The call waits without a timeout."""
@@ -151,8 +154,8 @@ class PeerContext(Protocol):
 
     def service_context(self, service: str, /) -> ServiceContext: ...
 
-    async def submit_transaction(self, kind: str, content: object) -> Transaction:
-        """Submit a transaction of this peer, wait until it is decided, and return it. Raises `UserError` if it is refused."""
+    async def submit_transaction(self, kind: str, content: object, seconds_max: float = ...) -> Transaction:
+        """Submit a transaction like `ServiceContext.submit_transaction`."""
 
     async def fetch_blob(self, digest: bytes, size_max: int) -> None:
         """Fetch a blob from other peers. The call waits without a timeout."""

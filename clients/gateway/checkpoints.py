@@ -65,12 +65,12 @@ class Checkpoints:
                 return path  # This gateway was restarted after it had saved the model.
             raise UserError(f"there are weights {path!r} already: choose another name, or set overwrite")
         saved, size = await self._runs.save_model(job, checkpoint, expires_ms)
+        if known is not None and known.job != job:  # The model was loaded from a checkpoint since then.
+            await self._runs.set_expiry(known.job, checkpoint, EXPIRED_MS)
         owner = await trio.to_thread.run_sync(self._store.find_model, model)
         assert owner is not None
         stored = StoredCheckpoint(path, owner.owner, model, checkpoint, saved.job, saved.round, saved.root, size, expires_ms)
         await trio.to_thread.run_sync(self._store.put_checkpoint, stored)
-        if known is not None and known.job != job:  # The model was loaded from a checkpoint since then.
-            await self._runs.set_expiry(known.job, checkpoint, EXPIRED_MS)
         return path
 
     async def set_expiry(self, found: StoredCheckpoint, expires_ms: int) -> None:

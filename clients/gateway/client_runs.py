@@ -1,14 +1,19 @@
-"""The runs of a gateway: it opens them, computes the losses of requests, and requests steps for its clients.
+"""The runs of a gateway: it opens them, computes the losses of requests, and takes steps for its clients.
 
 All methods of `ClientRuns` raise `UserError` for a fault of the client, with the value, and `WorkerFailed` for one of the worker.
+They wait without a timeout until the network has decided their transactions. So a refusal is final, and a network without a
+quorum delays requests, and fails none.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence, Set
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,7 +30,16 @@ from clients.ledger.clients_module import (
     StepOutcome,
 )
 from clients.objective import BASES, MODULE, PROPOSAL_SECONDS_MAX, ClientObjective
-from clients.records import BODIES_MAX, AdapterSettings, ListedBody, Manifest, OptimizerStep, RequestBody, StepBrief
+from clients.records import (
+    BODIES_MAX,
+    BODY_BYTES_MAX,
+    AdapterSettings,
+    ListedBody,
+    Manifest,
+    OptimizerStep,
+    RequestBody,
+    StepBrief,
+)
 from clients.worker_requests import PassRequest
 from ledger.jobs import Job, JobPhase, ModelReference, job_id
 from ledger.network_governance import NetworkState
@@ -48,9 +62,9 @@ class LossReport:
 class ClientRuns:
     def __init__(self, peer: TrainingPeer) -> None:
         self._peer = peer
-        # Number of undecided steps that list a request body, by its digest: several models may compute the same request.
-        self._listed = Counter[bytes]()
-        self._bodies_lock = trio.Lock()
+        # Number of undecided steps that need a blob, by its digest: several models may compute the same request.
+        self._served = Counter[bytes]()
+        self._blobs_lock = trio.Lock()
 
     def list_bases(self) -> list[tuple[str, int]]:
         """Return the name and the context of each finished job whose model can have adapters."""
@@ -97,7 +111,7 @@ class ClientRuns:
         return await self._open(replace(spec, objective_settings=codec.encode(settings)))
 
     async def _open(self, spec: JobSpec) -> bytes:
-        transaction = await self._peer.submit_transaction("client/open", OpenRun(spec.validated().encode()))
+        transaction = await self._peer.submit_transaction("client/open", OpenRun(spec.validated().encode()), math.inf)
         key = job_id(self._peer.me, transaction)
         if key not in self._peer.state.jobs.jobs:
             raise UserError("the network refused the run: it has as many runs as are allowed, or cannot train its base now")
@@ -116,82 +130,63 @@ class ClientRuns:
     async def save_model(self, key: bytes, name: str, expires_ms: int) -> tuple[ModelReference, int]:
         """Let every peer keep the present model of a run until `expires_ms` (0: for ever). Return a reference, and its bytes."""
         job, spec = self._job(key)
-        await self._peer.submit_transaction("client/save", SaveModel(key, name, expires_ms))
+        await self._peer.submit_transaction("client/save", SaveModel(key, name, expires_ms), math.inf)
         return ModelReference(key, job.round, job.model_root), spec.model_bytes
 
     async def set_expiry(self, key: bytes, name: str, expires_ms: int) -> None:
         """Set when a saved model expires, unless it has expired. A time in the past deletes it."""
         try:
-            await self._peer.submit_transaction("client/expire", SetExpiry(key, name, expires_ms))
+            await self._peer.submit_transaction("client/expire", SetExpiry(key, name, expires_ms), math.inf)
         except UserError:
             run = self._peer.state.module_state(ClientsState).runs.get(key)
             if run is not None and name in run.checkpoints:
                 raise
 
-    async def compute_losses(self, key: bytes, body: RequestBody, *, backward: bool) -> LossReport:
-        """Compute a request on the present model of a run. With `backward`, its gradient is kept for the next step."""
+    async def compute_losses(self, key: bytes, data: bytes, *, backward: bool) -> LossReport:
+        """Compute an encoded request body on the present model of a run.
+
+        With `backward`, the worker keeps its gradient for the next step.
+        """
         job, spec = self._job(key)
-        if problem := body.problem(spec.model.context, spec.model.vocabulary):
-            raise UserError(problem)
         context, worker = self._peer.make_round_context(key, job.round, job), self._worker()
+        lengths = await trio.to_thread.run_sync(_example_lengths, data, spec)
         with tempfile.TemporaryDirectory(dir=worker.text_folder) as folder:
             file, out = Path(folder) / "body", Path(folder) / "logprobs"
-            await trio.to_thread.run_sync(file.write_bytes, codec.encode(body))
+            await trio.to_thread.run_sync(file.write_bytes, data)
             request = PassRequest(key, job.round, str(context.model_directory), str(file), str(out), backward)
             done = await worker.ask_worker(context, request)
             numbers = await trio.to_thread.run_sync(out.read_bytes)
-        logprobs, at = [], 0
-        for example in body.examples:
-            logprobs.append(numbers[at : at + 4 * example.length])
-            at += 4 * example.length
-        return LossReport(done.loss, tuple(logprobs))
+        ends = [4 * end for end in itertools.accumulate(lengths, initial=0)]
+        return LossReport(done.loss, tuple(numbers[start:end] for start, end in itertools.pairwise(ends)))
 
-    async def store_body(self, body: RequestBody) -> ListedBody:
-        """Store a request body durably, so that other trainers can fetch it, and return its entry of a manifest."""
-        data = codec.encode(body)
-        async with self._bodies_lock:
-            digest = await trio.to_thread.run_sync(self._peer.blobs.add_bytes, data)
-            self._listed[digest] += 1
-        return ListedBody(digest, len(data))
+    async def wait_for_turn(self, key: bytes) -> int:
+        """Wait until no step of a run is open, and return the number of its next one."""
+        while (run := self.find_run(key)).open_step is not None:
+            await self._wait_for_block()
+        return run.next_step
 
-    async def delete_body(self, listed: ListedBody) -> None:
-        """Delete a stored request body whose step is decided, unless another step lists it.
+    async def take_step(
+        self, key: bytes, number: int, bodies: Sequence[Callable[[], bytes]], optimizer: OptimizerStep
+    ) -> StepOutcome:
+        """Take step `number` of a run with the gradients of encoded request bodies, which are read one after the other.
 
-        Other peers have deleted it with the round.
+        The step is requested once, also by a gateway that is restarted meanwhile. Raises `UserError` if no trainer's update was
+        accepted.
         """
-        async with self._bodies_lock:
-            self._listed[listed.digest] -= 1
-            if not self._listed[listed.digest]:
-                del self._listed[listed.digest]
-                await trio.to_thread.run_sync(self._peer.blobs.delete_blob, listed.digest)
-
-    async def request_step(
-        self, key: bytes, number: int, bodies: Sequence[ListedBody], tokens: int, optimizer: OptimizerStep
-    ) -> None:
-        """Request step `number`, the next one of a run. `wait_for_outcome` has its outcome."""
         if not 0 < len(bodies) <= BODIES_MAX:
             raise UserError(f"a step has 1 to {BODIES_MAX} requests with a gradient, not {len(bodies)}")
         if problem := optimizer.problem():
             raise UserError(problem)
-        manifest = codec.encode(Manifest(tuple(bodies)))
-        digest = await trio.to_thread.run_sync(self._peer.blobs.add_bytes, manifest)
-        try:
-            await self._peer.submit_transaction("client/step", RequestStep(key, StepBrief(number, digest, tokens, optimizer)))
-        except UserError:
-            # A gateway that was restarted may lack the block with its earlier request. The refusal's block is a later one.
-            if not self.is_step_requested(key, number):
-                raise
-
-    def is_step_requested(self, key: bytes, number: int) -> bool:
-        """Return whether the ledger has a request for step `number`."""
-        run = self.find_run(key)
-        return run.next_step > number or run.open_step is not None
-
-    async def wait_for_outcome(self, key: bytes, number: int) -> StepOutcome:
-        """Wait until step `number` is decided. Raises `UserError` if no trainer's update was accepted."""
-        desk = self._peer.service_context("serve")
-        while (run := self.find_run(key)).next_step <= number:
-            await desk.wait_for_block_above(desk.height)
+        async with AsyncExitStack() as served:
+            listed, tokens = list[ListedBody](), 0
+            for read in bodies:
+                data = await trio.to_thread.run_sync(read)
+                listed.append(ListedBody(await served.enter_async_context(self._serving(data)), len(data)))
+                tokens += await trio.to_thread.run_sync(_count_tokens, data)
+            manifest = await served.enter_async_context(self._serving(codec.encode(Manifest(tuple(listed)))))
+            await self._request_step(key, StepBrief(number, manifest, tokens, optimizer))
+            while (run := self.find_run(key)).next_step <= number:
+                await self._wait_for_block()
         outcome = run.last
         assert outcome is not None and outcome.step == number, "one step at a time is open"
         if not outcome.is_accepted:
@@ -199,26 +194,73 @@ class ClientRuns:
             raise UserError(f"step {number} failed, and the model is unchanged: no trainer's update was accepted ({why})")
         return outcome
 
+    async def _request_step(self, key: bytes, brief: StepBrief) -> None:
+        """Request a step, unless this gateway requested it before it was restarted."""
+        while self.find_run(key).next_step < brief.step:  # A restarted peer lacks the last blocks.
+            await self._wait_for_block()
+        if self._is_requested(key, brief):
+            return
+        if self.find_run(key).open_step is not None:
+            raise UserError(f"step {brief.step} is open with other data: call optim_step again")
+        try:
+            await self._peer.submit_transaction("client/step", RequestStep(key, brief), math.inf)
+        except UserError:
+            # The request from before the restart was decided while this one waited. The ledger refuses the second one.
+            if not self._is_requested(key, brief):
+                raise
+
+    def _is_requested(self, key: bytes, brief: StepBrief) -> bool:
+        run = self.find_run(key)
+        return run.next_step > brief.step or (run.open_step is not None and run.open_step.brief == brief)
+
+    async def _wait_for_block(self) -> None:
+        desk = self._peer.service_context("serve")
+        await desk.wait_for_block_above(desk.height)
+
+    @asynccontextmanager
+    async def _serving(self, data: bytes) -> AsyncIterator[bytes]:
+        """Serve a blob to the other trainers and the re-executors of a step, and yield its digest.
+
+        Other peers delete it with the round.
+        """
+        async with self._blobs_lock:
+            digest = await trio.to_thread.run_sync(self._peer.blobs.add_bytes, data)
+            self._served[digest] += 1
+        try:
+            yield digest
+        finally:
+            self._served[digest] -= 1
+            if not self._served[digest]:
+                del self._served[digest]
+                async with self._blobs_lock:
+                    if digest not in self._served:
+                        await trio.to_thread.run_sync(self._peer.blobs.delete_blob, digest)
+
+    async def end_unused_runs(self, used: Set[bytes]) -> None:
+        """End this gateway's unfinished runs except those in `used`. A killed process may have left runs that no model has."""
+        runs = self._peer.state.module_state(ClientsState).runs
+        for key in [key for key, run in runs.items() if run.owner == self._peer.me and not run.is_over and key not in used]:
+            await self.end_run(key)
+
     async def end_run(self, key: bytes) -> None:
         """End a run, unless it is over."""
-        if not self._is_over(key):
+        if self.is_unfinished(key):
             try:
-                await self._peer.submit_transaction("client/end", EndRun(key))
+                await self._peer.submit_transaction("client/end", EndRun(key), math.inf)
             except UserError:
                 # An end that the process before this one requested, or a quorum that cancelled the job, may be decided first.
-                if not self._is_over(key):
+                if self.is_unfinished(key):
                     raise
 
     def find_run(self, key: bytes) -> ClientRun:
         """Return the ledger's record of an unfinished run."""
-        run = self._peer.state.module_state(ClientsState).runs.get(key)
-        if run is None or run.is_over:
+        if not self.is_unfinished(key):
             raise UserError(f"run {key.hex()[:8]} is over")
-        return run
+        return self._peer.state.module_state(ClientsState).runs[key]
 
-    def _is_over(self, key: bytes) -> bool:
+    def is_unfinished(self, key: bytes) -> bool:
         run = self._peer.state.module_state(ClientsState).runs.get(key)
-        return run is None or run.is_over
+        return run is not None and not run.is_over
 
     def _job(self, key: bytes) -> tuple[Job, JobSpec]:
         self.find_run(key)
@@ -229,6 +271,18 @@ class ClientRuns:
         if self._peer.worker_client is None:
             raise UserError("this peer has no worker, which a gateway needs: run it with --role full")
         return self._peer.worker_client
+
+
+def _example_lengths(data: bytes, spec: JobSpec) -> list[int]:
+    """Return the number of tokens of each example. Raises `UserError` if a model of this job cannot compute the request."""
+    body = codec.decode(RequestBody, data, BODY_BYTES_MAX)
+    if problem := body.problem(spec.model.context, spec.model.vocabulary):
+        raise UserError(problem)
+    return [example.length for example in body.examples]
+
+
+def _count_tokens(data: bytes) -> int:
+    return codec.decode(RequestBody, data, BODY_BYTES_MAX).tokens
 
 
 def make_run_spec(base: JobSpec, settings: AdapterSettings, seed: int) -> JobSpec:

@@ -7,18 +7,19 @@ refused by HTTP would wait for ever.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Final
 
 import trio
 
 from clients.gateway.checkpoints import Checkpoints
 from clients.gateway.client_runs import ClientRuns, LossReport
-from clients.gateway.request_store import END_NUMBER, Outcome, RequestKind, RequestStore, StoredRequest
+from clients.gateway.request_store import END_NUMBER, Outcome, RequestKind, RequestStore, StoredModel, StoredRequest
 from clients.gateway.samplers import Samplers
 from clients.ledger.clients_module import StepOutcome
-from clients.records import BODY_BYTES_MAX, ListedBody, OptimizerStep, RequestBody
+from clients.records import OptimizerStep
 from protocol import codec
 from protocol.codec import Count, Length
 from protocol.errors import FolkmootError, StorageError, UserError
@@ -83,7 +84,7 @@ class ResultEncoders:
     """Functions that encode results for the client."""
 
     created: Callable[[str], bytes]  # function of the model
-    losses: Callable[[RequestBody, LossReport], bytes]
+    losses: Callable[[LossReport], bytes]
     step: Callable[[StepOutcome], bytes]
     sampler: Callable[[str], bytes]  # function of the sampler
     saved: Callable[[str], bytes]  # function of the checkpoint's path
@@ -99,12 +100,17 @@ class ModelQueue:
         checkpoints: Checkpoints,
         store: RequestStore,
         encoders: ResultEncoders,
+        opening: trio.Lock,
         announce: Callable[[str, int], None],
     ) -> None:
-        """Make the queue of a model. `announce` is called with the model and the number of each request with an outcome."""
+        """Make the queue of a model.
+
+        The queues of all models share the lock `opening`, with which each opens a run and stores its id. `announce` is called
+        with the model and the number of each request with an outcome.
+        """
         self.model = model
         self._runs, self._samplers, self._checkpoints, self._store = runs, samplers, checkpoints, store
-        self._encoders, self._announce = encoders, announce
+        self._encoders, self._opening, self._announce = encoders, opening, announce
         self._added = trio.Event()
 
     def wake(self) -> None:
@@ -112,9 +118,8 @@ class ModelQueue:
         self._added.set()
 
     async def run(self) -> None:
-        """Compute requests until cancelled."""
-        while True:
-            request = await self._wait_for_request()
+        """Compute requests until none is left."""
+        while (request := await self._next_request()) is not None:
             outcome, result = await self._compute(request)
             await trio.to_thread.run_sync(self._store.set_outcome, self.model, request.number, outcome, result)
             if request.kind in (RequestKind.STEP, RequestKind.END):
@@ -123,23 +128,26 @@ class ModelQueue:
                 await trio.to_thread.run_sync(self._store.drop_before, self.model, request.number - REQUESTS_KEPT)
             self._announce(self.model, request.number)
 
-    async def _wait_for_request(self) -> StoredRequest:
-        """Return the next request. While earlier numbers are missing, wait for them for at most `GAP_SECONDS`."""
+    async def _next_request(self) -> StoredRequest | None:
+        """Return the next request, or None if there is none. Wait for missing earlier numbers for at most `GAP_SECONDS`."""
         deadline: float | None = None
         while True:
             added = self._added = trio.Event()
             last = await trio.to_thread.run_sync(self._store.last_number, self.model)
             request = await trio.to_thread.run_sync(self._store.find_pending, self.model)
-            if request is not None:
-                if request.number < last:
-                    late = (ENDED if last == END_NUMBER else LATE.format(request.number, last)).encode()
-                    await trio.to_thread.run_sync(self._store.refuse_request, self.model, request.number, late)
-                    return replace(request, kind=RequestKind.INVALID, payload=late)
-                deadline = trio.current_time() + GAP_SECONDS if deadline is None else deadline
-                # No number is missing before an end: the client has said that it sends no further requests.
-                if request.number in (last + 1, END_NUMBER) or trio.current_time() >= deadline:
-                    return request
-            with trio.move_on_at(deadline if deadline is not None else float("inf")):
+            if request is None:
+                if added.is_set():
+                    continue
+                return None
+            if request.number < last:
+                late = (ENDED if last == END_NUMBER else LATE.format(request.number, last)).encode()
+                await trio.to_thread.run_sync(self._store.refuse_request, self.model, request.number, late)
+                return replace(request, kind=RequestKind.INVALID, payload=late)
+            deadline = trio.current_time() + GAP_SECONDS if deadline is None else deadline
+            # No number is missing before an end: the client has said that it sends no further requests.
+            if request.number in (last + 1, END_NUMBER) or trio.current_time() >= deadline:
+                return request
+            with trio.move_on_at(deadline):
                 await added.wait()
 
     async def _compute(self, request: StoredRequest) -> tuple[Outcome, bytes]:
@@ -161,15 +169,17 @@ class ModelQueue:
                 if said.path:
                     await self._load(said.path, said.with_moments)
                     return self._encoders.loaded(self.model, said.path)
-                job = await self._runs.open_run(
-                    said.base,
-                    rank=said.rank,
-                    seed=said.seed,
-                    train_attn=said.train_attn,
-                    train_mlp=said.train_mlp,
-                    train_unembed=said.train_unembed,
+                await self._give_run(
+                    partial(
+                        self._runs.open_run,
+                        said.base,
+                        rank=said.rank,
+                        seed=said.seed,
+                        train_attn=said.train_attn,
+                        train_mlp=said.train_mlp,
+                        train_unembed=said.train_unembed,
+                    )
                 )
-                await trio.to_thread.run_sync(self._store.set_job, self.model, job)
                 return self._encoders.created(self.model)
             case RequestKind.SAVE:
                 save = codec.decode(SaveCheckpoint, request.payload)
@@ -184,9 +194,9 @@ class ModelQueue:
                 await self._runs.end_run(former)
                 return self._encoders.loaded(self.model, load.path)
             case RequestKind.FORWARD | RequestKind.GRADIENT:
-                body = codec.decode(RequestBody, request.payload, BODY_BYTES_MAX)
-                report = await self._runs.compute_losses(await self._job(), body, backward=request.kind is RequestKind.GRADIENT)
-                return self._encoders.losses(body, report)
+                backward = request.kind is RequestKind.GRADIENT
+                report = await self._runs.compute_losses(await self._job(), request.payload, backward=backward)
+                return await trio.to_thread.run_sync(self._encoders.losses, report)
             case RequestKind.STEP:
                 return self._encoders.step(await self._step(request))
             case RequestKind.SAMPLER:
@@ -194,55 +204,44 @@ class ModelQueue:
                 await self._samplers.open_run(sampler, self.model, job)
                 return self._encoders.sampler(sampler)
             case RequestKind.END:
-                model = await trio.to_thread.run_sync(self._store.find_model, self.model)
-                if model is not None and model.job is not None:
+                model = await self._model()
+                if model.job is not None:
                     await self._runs.end_run(model.job)
+                await self._samplers.delete_copies(self.model)
                 return b"{}"
             case RequestKind.INVALID:
                 raise UserError(request.payload.decode())
 
     async def _load(self, path: str, with_moments: bool) -> None:
         """Give the model a new run, which continues from a checkpoint."""
-        model = await trio.to_thread.run_sync(self._store.find_model, self.model)
-        assert model is not None
-        job = await self._checkpoints.load_checkpoint(
-            await self._checkpoints.find_checkpoint(model.owner, path), with_moments=with_moments
-        )
-        await trio.to_thread.run_sync(self._store.set_job, self.model, job)
+        found = await self._checkpoints.find_checkpoint((await self._model()).owner, path)
+        await self._give_run(partial(self._checkpoints.load_checkpoint, found, with_moments=with_moments))
+
+    async def _give_run(self, open_run: Callable[[], Awaitable[bytes]]) -> None:
+        """Give the model a new run. Runs of a killed process that no model has are ended first."""
+        async with self._opening:
+            await self._runs.end_unused_runs(await trio.to_thread.run_sync(self._store.list_jobs))
+            await trio.to_thread.run_sync(self._store.set_job, self.model, await open_run())
 
     async def _step(self, request: StoredRequest) -> StepOutcome:
         job = await self._job()
         gradients = await trio.to_thread.run_sync(self._store.gradients_since_step, self.model, request.number)
         if not gradients:
             raise UserError("this step has no gradient: call forward_backward before optim_step")
-        bodies = [codec.decode(RequestBody, each.payload, BODY_BYTES_MAX) for each in gradients]
-        listed = list[ListedBody]()
-        try:
-            for body in bodies:
-                listed.append(await self._runs.store_body(body))
-            step = request.step
-            if step is None:
-                step = self._runs.find_run(job).next_step
-                await trio.to_thread.run_sync(self._store.set_step, self.model, request.number, step)
-            await self._request_step(job, step, listed, sum(body.tokens for body in bodies), request)
-            return await self._runs.wait_for_outcome(job, step)
-        finally:
-            for each in listed:
-                await self._runs.delete_body(each)
-
-    async def _request_step(self, job: bytes, step: int, listed: list[ListedBody], tokens: int, request: StoredRequest) -> None:
-        """Request a step, unless this gateway requested it before it was restarted."""
-        if self._runs.is_step_requested(job, step):
-            return
-        try:
-            await self._runs.request_step(job, step, listed, tokens, codec.decode(OptimizerStep, request.payload))
-        except UserError:
-            # A request of the process before this one may be decided first. The ledger then refuses the second one.
-            if not self._runs.is_step_requested(job, step):
-                raise
+        step = request.step
+        if step is None:
+            step = await self._runs.wait_for_turn(job)
+            await trio.to_thread.run_sync(self._store.set_step, self.model, request.number, step)
+        bodies = [partial(self._store.read_payload, self.model, number) for number in gradients]
+        return await self._runs.take_step(job, step, bodies, codec.decode(OptimizerStep, request.payload))
 
     async def _job(self) -> bytes:
-        model = await trio.to_thread.run_sync(self._store.find_model, self.model)
-        if model is None or model.job is None:
+        job = (await self._model()).job
+        if job is None:
             raise UserError(f"model {self.model} was not created: see the failure of create_model")
-        return model.job
+        return job
+
+    async def _model(self) -> StoredModel:
+        model = await trio.to_thread.run_sync(self._store.find_model, self.model)
+        assert model is not None, "models with requests are not deleted"
+        return model

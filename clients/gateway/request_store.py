@@ -20,6 +20,14 @@ END_NUMBER: Final = SEQ_ID_MAX + 1  # number of the request that ends a model's 
 SAMPLER_PART: Final = ":sample:"  # part of a sampler's id between its session and its number
 
 
+# SQL for the bytes of all requests, results and unexpired checkpoints of an owner.
+STORED_BYTES: Final = """(
+    (SELECT COALESCE(SUM(LENGTH(payload) + LENGTH(result)), 0) FROM requests
+        WHERE model IN (SELECT model FROM models WHERE owner = :owner))
+    + (SELECT COALESCE(SUM(bytes), 0) FROM checkpoints WHERE owner = :owner AND (expires_ms = 0 OR expires_ms > :time_ms))
+)"""
+
+
 class RequestKind(enum.StrEnum):
     CREATE = "create"
     FORWARD = "forward"
@@ -107,8 +115,9 @@ class RequestStore(ServiceDatabase):
             model TEXT PRIMARY KEY, session TEXT NOT NULL, owner TEXT NOT NULL, job BLOB
         ) WITHOUT ROWID;
         CREATE TABLE IF NOT EXISTS requests (
-            model TEXT NOT NULL, number INTEGER NOT NULL, kind TEXT NOT NULL, added_ms INTEGER NOT NULL, payload BLOB NOT NULL,
-            outcome TEXT NOT NULL DEFAULT 'pending', result BLOB NOT NULL DEFAULT x'', step INTEGER, PRIMARY KEY (model, number)
+            model TEXT NOT NULL, number INTEGER NOT NULL, kind TEXT NOT NULL, added_ms INTEGER NOT NULL,
+            outcome TEXT NOT NULL DEFAULT 'pending', step INTEGER, payload BLOB NOT NULL, result BLOB NOT NULL DEFAULT x'',
+            PRIMARY KEY (model, number)
         );
         CREATE TABLE IF NOT EXISTS samplers (
             sampler TEXT UNIQUE NOT NULL, owner TEXT NOT NULL, job BLOB NOT NULL, round INTEGER NOT NULL, model TEXT,
@@ -134,13 +143,39 @@ class RequestStore(ServiceDatabase):
     def add_model(self, model: str, session: str, owner: str) -> None:
         self._database.execute("INSERT OR IGNORE INTO models VALUES (?, ?, ?, NULL)", (model, session, owner))
 
-    def count_models(self, owner: str) -> int:
-        """Return the number of an owner's models without those whose creation failed, or whose run has ended."""
-        failed = "SELECT model FROM requests WHERE number = ? AND outcome IN ('client-fault', 'gateway-fault')"
-        ended = "SELECT model FROM requests WHERE number = ? AND outcome = 'done'"
-        query = f"SELECT COUNT(*) FROM models WHERE owner = ? AND model NOT IN ({failed}) AND model NOT IN ({ended})"
-        ((count,),) = self._database.execute(query, (owner, CREATE_NUMBER, END_NUMBER))
-        return int(count)
+    def list_owner_jobs(self, owner: str) -> list[bytes | None]:
+        """Return the job of each created model of an owner; None for a model that is being created."""
+        query = """
+            SELECT CASE outcome WHEN 'done' THEN job END FROM models JOIN requests USING (model)
+            WHERE owner = ? AND number = ? AND kind = 'create' AND outcome IN ('pending', 'done')
+        """
+        return [job for (job,) in self._database.execute(query, (owner, CREATE_NUMBER))]
+
+    def list_jobs(self) -> set[bytes]:
+        """Return the runs of all models."""
+        return {job for (job,) in self._database.execute("SELECT job FROM models WHERE job IS NOT NULL")}
+
+    def drop_old_models(self, owner: str, newest: int, time_ms: int) -> None:
+        """Delete the results of an owner's ended models, and its expired checkpoints.
+
+        The `newest` ended and failed models stay. Older ones stay if they have a checkpoint.
+        """
+        ended = "SELECT model FROM requests WHERE number = ?2 AND outcome = 'done'"
+        owned = "SELECT model FROM models WHERE owner = ?1"
+        self._database.execute(
+            f"DELETE FROM requests WHERE model IN ({owned}) AND model IN ({ended}) AND number NOT IN (?2, ?3) "
+            "AND outcome != 'pending'",
+            (owner, END_NUMBER, CREATE_NUMBER),
+        )
+        self._database.execute("DELETE FROM checkpoints WHERE owner = ? AND expires_ms BETWEEN 1 AND ?", (owner, time_ms))
+        needed = "SELECT model FROM checkpoints UNION SELECT model FROM requests WHERE outcome = 'pending'"
+        over = f"""
+            SELECT model FROM models JOIN requests USING (model)
+            WHERE owner = ?1 AND number = ?3 AND (outcome IN ('client-fault', 'gateway-fault') OR model IN ({ended}))
+            AND model NOT IN ({needed}) ORDER BY added_ms DESC LIMIT -1 OFFSET ?4
+        """
+        self._database.execute(f"DELETE FROM models WHERE model IN ({over})", (owner, END_NUMBER, CREATE_NUMBER, newest))
+        self._database.execute("DELETE FROM requests WHERE model NOT IN (SELECT model FROM models)")
 
     def list_created_models(self, owner: str, limit: int, offset: int) -> tuple[list[CreatedModel], int]:
         """Return a page of an owner's models, the newest first, and the number of all of them."""
@@ -184,13 +219,10 @@ class RequestStore(ServiceDatabase):
         ((count,),) = self._database.execute(f"SELECT COUNT(*) FROM {table} WHERE owner = ?", (owner,))
         return int(count)
 
-    def stored_bytes(self, owner: str) -> int:
-        """Return the bytes of all requests, results and checkpoints of an owner."""
-        total = "COALESCE(SUM(LENGTH(payload) + LENGTH(result)), 0)"
-        query = f"SELECT {total} FROM requests WHERE model IN (SELECT model FROM models WHERE owner = ?)"
-        ((found,),) = self._database.execute(query, (owner,))
-        ((saved,),) = self._database.execute("SELECT COALESCE(SUM(bytes), 0) FROM checkpoints WHERE owner = ?", (owner,))
-        return int(found) + int(saved)
+    def stored_bytes(self, owner: str, time_ms: int) -> int:
+        """Return the bytes of all requests, results and unexpired checkpoints of an owner."""
+        ((found,),) = self._database.execute(f"SELECT {STORED_BYTES}", {"owner": owner, "time_ms": time_ms})
+        return int(found)
 
     def set_job(self, model: str, job: bytes) -> None:
         self._database.execute("UPDATE models SET job = ? WHERE model = ?", (job, model))
@@ -199,8 +231,9 @@ class RequestStore(ServiceDatabase):
         rows = self._database.execute("SELECT * FROM models WHERE model = ?", (model,)).fetchall()
         return StoredModel(*rows[0]) if rows else None
 
-    def list_models(self) -> list[StoredModel]:
-        return [StoredModel(*row) for row in self._database.execute("SELECT * FROM models ORDER BY model")]
+    def list_pending_models(self) -> list[str]:
+        """Return the models that have a request without an outcome."""
+        return [model for (model,) in self._database.execute("SELECT DISTINCT model FROM requests WHERE outcome = 'pending'")]
 
     def add_sampler(self, sampler: StoredSampler) -> None:
         """Store a sampler, unless one of this name is there."""
@@ -212,10 +245,9 @@ class RequestStore(ServiceDatabase):
         rows = self._database.execute(query, (sampler,)).fetchall()
         return StoredSampler(*rows[0]) if rows else None
 
-    def list_sampler_rounds(self, model: str, newest: int) -> set[int]:
-        """Return the rounds of the newest samplers of a model."""
-        query = "SELECT round FROM samplers WHERE model = ? ORDER BY rowid DESC LIMIT ?"
-        return {row[0] for row in self._database.execute(query, (model, newest))}
+    def list_copied_models(self, model: str) -> list[tuple[bytes, int]]:
+        """Return the job and the round of each sampler of a client's model, the newest first."""
+        return self._database.execute("SELECT job, round FROM samplers WHERE model = ? ORDER BY rowid DESC", (model,)).fetchall()
 
     def put_checkpoint(self, checkpoint: StoredCheckpoint) -> None:
         """Store a checkpoint, in the place of one with the same path."""
@@ -238,11 +270,24 @@ class RequestStore(ServiceDatabase):
     def drop_checkpoint(self, path: str) -> None:
         self._database.execute("DELETE FROM checkpoints WHERE path = ?", (path,))
 
-    def add_request(self, model: str, number: int, kind: RequestKind, payload: bytes) -> None:
-        """Store a request, unless one of this number is there."""
-        row = model, number, kind.value, wall_ms(), payload
-        query = "INSERT OR IGNORE INTO requests (model, number, kind, added_ms, payload) VALUES (?, ?, ?, ?, ?)"
-        self._database.execute(query, row)
+    def add_request(
+        self, model: str, number: int, kind: RequestKind, payload: bytes, owner: str = "", time_ms: int = 0, stored_max: int = -1
+    ) -> bool:
+        """Store a request, unless one of this number is there. Return whether it is stored.
+
+        With `stored_max`, a request is not stored if its owner would store more bytes than these.
+        """
+        values = {"model": model, "number": number, "kind": kind.value, "added_ms": wall_ms(), "payload": payload}
+        quota = {"owner": owner, "time_ms": time_ms, "stored_max": stored_max}
+        added = self._database.execute(
+            f"""
+            INSERT OR IGNORE INTO requests (model, number, kind, added_ms, payload)
+            SELECT :model, :number, :kind, :added_ms, :payload
+            WHERE :stored_max < 0 OR {STORED_BYTES} + LENGTH(:payload) <= :stored_max
+            """,
+            values | quota,
+        )
+        return added.rowcount == 1 or self.find_request(model, number) is not None
 
     def find_request(self, model: str, number: int) -> StoredRequest | None:
         found = self._select("model = ? AND number = ?", model, number)
@@ -254,17 +299,30 @@ class RequestStore(ServiceDatabase):
         ((last,),) = self._database.execute(query, (model,))
         return CREATE_NUMBER - 1 if last is None else int(last)
 
+    def count_pending(self, model: str) -> tuple[int, int]:
+        """Return how many requests of a model have no outcome, except its end, and the largest number of them, or -1."""
+        query = "SELECT COUNT(*), COALESCE(MAX(number), -1) FROM requests WHERE model = ? AND outcome = 'pending' AND number < ?"
+        ((count, largest),) = self._database.execute(query, (model, END_NUMBER))
+        return int(count), int(largest)
+
     def find_pending(self, model: str) -> StoredRequest | None:
         """Return the request without an outcome that has the least number."""
         found = self._select("model = ? AND outcome = 'pending'", model, most=1)
         return found[0] if found else None
 
-    def gradients_since_step(self, model: str, number: int) -> list[StoredRequest]:
+    def gradients_since_step(self, model: str, number: int) -> list[int]:
         """Return the computed requests for gradients between the last step, or the last load, and request `number`, in order."""
         ends = "(kind = 'step' OR kind = 'load' AND outcome = 'done')"
-        since = f"(SELECT COALESCE(MAX(number), -1) FROM requests WHERE model = ? AND {ends} AND number < ?)"
-        condition = f"model = ? AND number < ? AND kind = 'gradient' AND outcome = 'done' AND number > {since}"
-        return self._select(condition, model, number, model, number)
+        since = f"(SELECT COALESCE(MAX(number), -1) FROM requests WHERE model = ?1 AND {ends} AND number < ?2)"
+        computed = f"model = ?1 AND number < ?2 AND kind = 'gradient' AND outcome = 'done' AND number > {since}"
+        rows = self._database.execute(f"SELECT number FROM requests WHERE {computed} ORDER BY number", (model, number))
+        return [found for (found,) in rows]
+
+    def read_payload(self, model: str, number: int) -> bytes:
+        query = "SELECT payload FROM requests WHERE model = ? AND number = ?"
+        ((payload,),) = self._database.execute(query, (model, number))
+        assert isinstance(payload, bytes)
+        return payload
 
     def refuse_request(self, model: str, number: int, fault: bytes) -> None:
         """Make a request invalid, so that it is none of the steps and gradients of its model."""

@@ -87,10 +87,16 @@ class Samplers:
             source = self._peer.make_round_context(key, job.round, job).model_directory
             await trio.to_thread.run_sync(_copy_directory, source, copy)
         await trio.to_thread.run_sync(self._store.add_sampler, StoredSampler(sampler, known.owner, key, job.round, model))
-        kept = await trio.to_thread.run_sync(self._store.list_sampler_rounds, model, SAMPLERS_OF_MODEL_MAX)
-        for old in copy.parent.iterdir():
-            if old not in {self._copy_of(key, round) for round in kept}:
-                await trio.to_thread.run_sync(shutil.rmtree, old, True)
+        await self._delete_copies_but(model, SAMPLERS_OF_MODEL_MAX)
+
+    async def delete_copies(self, model: str) -> None:
+        """Delete the adapters of all samplers of a client's model, whose session is over."""
+        await self._delete_copies_but(model, 0)
+
+    async def _delete_copies_but(self, model: str, newest: int) -> None:
+        copies = [self._copy_of(*each) for each in await trio.to_thread.run_sync(self._store.list_copied_models, model)]
+        for old in set(copies[newest:]) - set(copies[:newest]):
+            await trio.to_thread.run_sync(shutil.rmtree, old, True)
 
     def _copy_of(self, key: bytes, round: int) -> Path:
         return self._folder / key.hex()[:32] / f"{round:08d}"
@@ -145,7 +151,8 @@ class Samplers:
         if sampler.model is not None:
             directory = self._copy_of(sampler.job, sampler.round)
             if not directory.is_dir():
-                raise UserError(f"sampler {sampler.sampler!r} is too old: its model has {SAMPLERS_OF_MODEL_MAX} newer ones")
+                why = f"its model has {SAMPLERS_OF_MODEL_MAX} newer samplers, or its session is over"
+                raise UserError(f"the adapters of sampler {sampler.sampler!r} are deleted: {why}")
         stops = list(request.stop_tokens)
         if request.stops_at_end:
             end = await trio.to_thread.run_sync(self._end_of_text, context.spec)

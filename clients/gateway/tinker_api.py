@@ -44,7 +44,7 @@ from clients.gateway.request_store import (
 from clients.gateway.rest_api import RestApi
 from clients.gateway.samplers import SampleFault, Samplers
 from clients.ledger.clients_module import StepOutcome
-from clients.records import RANK_MAX, OptimizerStep, RequestBody
+from clients.records import RANK_MAX, OptimizerStep
 from clients.wire.gradient_request import SEQ_ID_MAX, decode_gradient_request
 from clients.wire.results import encode_gradient_result
 from features.services import ServiceContext
@@ -63,6 +63,10 @@ PROTOBUF: Final = "application/x-protobuf"
 FAULT_CATEGORIES: Final = {Outcome.CLIENT_FAULT: "user", Outcome.GATEWAY_FAULT: "server"}
 SAMPLE_IDS_MAX: Final = 4_096  # ids in the reply to one request for samples, which may request too many
 SESSION_BYTES: Final = 12  # random bytes of a session's id
+# Ended and failed models of a key that stay in lists: each costs some hundred bytes of disk.
+OLD_MODELS_MAX: Final = 1_024
+# Requests of a model without an outcome: more than any loop sends ahead. The SDK repeats one beyond them until it is accepted.
+PENDING_MAX: Final = 1_024
 WHO_READS: Final = (
     "Every trainer of this network can read the data of your requests, and every peer has your adapters. The ledger keeps the "
     "digests of your data."
@@ -84,7 +88,8 @@ class TinkerApi:
         peer = cast(TrainingPeer, self.desk.peer)
         self._runs = ClientRuns(peer)
         self._store = RequestStore(self.desk.folder)
-        self._queues = dict[str, ModelQueue]()
+        self._queues = dict[str, ModelQueue]()  # running queues, by model
+        self._opening, self._creating = trio.Lock(), trio.Lock()
         # Tasks that do not run yet. The quota of models and `samplers.WAITING_MAX` bound their number.
         self._tasks, self._new_tasks = trio.open_memory_channel[Task](math.inf)
         self._encoders = ResultEncoders(
@@ -117,28 +122,33 @@ class TinkerApi:
 
     async def run_tasks(self) -> None:
         """Compute the requests of all models, also those of an earlier process."""
-        for model in await trio.to_thread.run_sync(self._store.list_models):
-            self._queue(model.model)
+        for model in await trio.to_thread.run_sync(self._store.list_pending_models):
+            self._wake_queue(model)
         async with trio.open_nursery() as nursery:
             async for task in self._new_tasks:
                 nursery.start_soon(task)
 
-    def _queue(self, model: str) -> ModelQueue:
-        """Return the queue of a model. At its first use, it is made and begins to run."""
-        queue = self._queues.get(model)
-        if queue is None:
-            queue = ModelQueue(
-                model,
-                self._runs,
-                self._samplers,
-                self._checkpoints,
-                self._store,
-                self._encoders,
-                lambda model, number: self.held.announce(request_id(model, number)),
-            )
-            self._queues[model] = queue
-            self._tasks.send_nowait(queue.run)
-        return queue
+    def _wake_queue(self, model: str) -> None:
+        """Let the queue of a model look for a new request. A queue runs while its model has requests without an outcome."""
+        if model in self._queues:
+            self._queues[model].wake()
+            return
+        queue = self._queues[model] = ModelQueue(
+            model,
+            self._runs,
+            self._samplers,
+            self._checkpoints,
+            self._store,
+            self._encoders,
+            self._opening,
+            lambda model, number: self.held.announce(request_id(model, number)),
+        )
+
+        async def run() -> None:
+            await queue.run()
+            del self._queues[model]  # without a checkpoint after the queue has found no request
+
+        self._tasks.send_nowait(run)
 
     # Sessions --------------------------------------------------------------------------------------------------------
 
@@ -215,21 +225,28 @@ class TinkerApi:
     async def _create(self, key: ApiKey, model: str, session: str, make_request: Callable[[], Awaitable[CreateModel]]) -> Json:
         """Request the creation of a model. An error of `make_request` is the failure of the future."""
         owner = owner_of(key)
-        known = await trio.to_thread.run_sync(self._store.find_model, model)
-        if known is not None and known.owner != owner:
-            raise HttpProblem("not-found", f"session {session!r} belongs to another key")
-        kind, payload = RequestKind.INVALID, b""
-        if known is None and await trio.to_thread.run_sync(self._store.count_models, owner) >= key.models_max:
-            payload = f"the key {key.name!r} has {key.models_max} models, its quota: end a session".encode()
-        else:
-            try:
-                payload = codec.encode(await make_request())
-                kind = RequestKind.CREATE
-            except UserError as error:
-                payload = str(error).encode()
-        await trio.to_thread.run_sync(self._store.add_model, model, session, owner)
-        await self._add(key, model, CREATE_NUMBER, kind, payload)
+        async with self._creating:  # so that two requests together cannot exceed the quota
+            known = await trio.to_thread.run_sync(self._store.find_model, model)
+            if known is not None and known.owner != owner:
+                raise HttpProblem("not-found", f"session {session!r} belongs to another key")
+            kind, payload = RequestKind.INVALID, b""
+            if known is None and await self._count_models(owner) >= key.models_max:
+                payload = f"the key {key.name!r} has {key.models_max} models, its quota: end a session".encode()
+            else:
+                try:
+                    payload = codec.encode(await make_request())
+                    kind = RequestKind.CREATE
+                except UserError as error:
+                    payload = str(error).encode()
+            await trio.to_thread.run_sync(self._store.add_model, model, session, owner)
+            await self._add(key, model, CREATE_NUMBER, kind, payload)
+            await trio.to_thread.run_sync(self._store.drop_old_models, owner, OLD_MODELS_MAX, self._runs.time_ms)
         return {"request_id": request_id(model, CREATE_NUMBER), "model_id": model}
+
+    async def _count_models(self, owner: str) -> int:
+        """Return the number of an owner's models that are being created, or whose run is unfinished."""
+        jobs = await trio.to_thread.run_sync(self._store.list_owner_jobs, owner)
+        return sum(job is None or self._runs.is_unfinished(job) for job in jobs)
 
     # Checkpoints -----------------------------------------------------------------------------------------------------
 
@@ -330,13 +347,18 @@ class TinkerApi:
     async def _add(self, key: ApiKey, model: str, number: int, kind: RequestKind, payload: bytes) -> None:
         """Store a request durably, and let its queue compute it. A request beyond the key's quota of bytes becomes invalid."""
         await self._require_model(key, model)
-        stored = await trio.to_thread.run_sync(self._store.stored_bytes, owner_of(key))
+        pending, largest = await trio.to_thread.run_sync(self._store.count_pending, model)
+        # A number before others that wait holds them up, so it is accepted longer.
+        if number < END_NUMBER and pending >= (PENDING_MAX if number > largest else 2 * PENDING_MAX):
+            raise HttpProblem("too-many", f"{pending} requests of {model!r} wait for their results", retry_after=1)
         # Steps and ends are always allowed, because they free the bytes of gradients.
-        if kind not in (RequestKind.STEP, RequestKind.END) and stored + len(payload) > key.stored_bytes_max:
-            kind = RequestKind.INVALID
-            payload = f"the key {key.name!r} stores {stored:,} bytes, its quota is {key.stored_bytes_max:,}".encode()
-        await trio.to_thread.run_sync(self._store.add_request, model, number, kind, payload)
-        self._queue(model).wake()
+        stored_max = -1 if kind in (RequestKind.STEP, RequestKind.END) else key.stored_bytes_max
+        owner, add = owner_of(key), self._store.add_request
+        if not await trio.to_thread.run_sync(add, model, number, kind, payload, owner, self._runs.time_ms, stored_max):
+            stored = await trio.to_thread.run_sync(self._store.stored_bytes, owner, self._runs.time_ms)
+            fault = f"the key {key.name!r} stores {stored:,} bytes, its quota is {key.stored_bytes_max:,}"
+            await trio.to_thread.run_sync(add, model, number, RequestKind.INVALID, fault.encode())
+        self._wake_queue(model)
 
     # Samples ---------------------------------------------------------------------------------------------------------
 
@@ -543,7 +565,7 @@ def _created(model: str) -> bytes:
     return json.dumps({"type": "create_model", "model_id": model}).encode()
 
 
-def _losses(body: RequestBody, report: LossReport) -> bytes:
+def _losses(report: LossReport) -> bytes:
     logprobs = [np.frombuffer(data, dtype="<f4") for data in report.logprobs]
     return encode_gradient_result({"logprobs": logprobs}, {"loss:sum": report.loss})
 

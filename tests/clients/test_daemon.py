@@ -16,6 +16,7 @@ from peer import cli
 from peer.api.running_peer import RunningPeer
 from peer.daemon.daemon import running_daemon
 from peer.settings.config import load_settings
+from protocol import codec
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 from tests.clients.runs import body, floats
@@ -44,9 +45,9 @@ def certain(request: RequestBody) -> RequestBody:
 
 
 async def take_step(runs: ClientRuns, key: bytes, number: int, request: RequestBody) -> tuple[LossReport, StepOutcome]:
-    report = await runs.compute_losses(key, request, backward=True)
-    await runs.request_step(key, number, [await runs.store_body(request)], request.tokens, ADAMW)
-    return report, await runs.wait_for_outcome(key, number)
+    data = codec.encode(request)
+    report = await runs.compute_losses(key, data, backward=True)
+    return report, await runs.take_step(key, number, [lambda: data], ADAMW)
 
 
 async def test_steps_of_a_run_lower_the_loss_and_leave_the_base(tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ async def test_steps_of_a_run_lower_the_loss_and_leave_the_base(tmp_path: Path) 
             height = daemon.state.height
             with pytest.raises(UserError, match="weights contain nan at token 0"):
                 wrong = replace(request.examples[0], inputs={"weights": floats([float("nan")] * request.examples[0].length)})
-                await runs.compute_losses(key, replace(request, examples=(wrong,)), backward=False)
+                await runs.compute_losses(key, codec.encode(replace(request, examples=(wrong,))), backward=False)
             assert daemon.state.height == height
             saved, size = await runs.save_model(key, "four", 0)
             await take_step(runs, key, 4, request)

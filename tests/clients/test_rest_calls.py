@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -238,7 +239,7 @@ async def test_a_finished_session_frees_the_quotas_of_its_key(tmp_path: Path) ->
         for number in range(1, 100):
             if "error" in (reply := await _outcome(program, models[0], number)):
                 break
-        assert "stores" in reply["error"] and program.api._store.stored_bytes(owner_of(program.key)) > 3_000
+        assert "stores" in reply["error"] and program.api._store.stored_bytes(owner_of(program.key), 0) > 3_000
         assert "its quota" in await program.fault(await program.request_model(2))
         await finish(replace(program, key=replace(program.key, stored_bytes_max=1)))
         await trio.sleep(1)
@@ -269,7 +270,8 @@ async def test_a_gateway_that_is_killed_before_the_end_ends_the_run_after_its_re
 async def test_an_end_that_is_refused_is_a_fault_only_while_the_run_is_open(is_decided: bool) -> None:
     key, runs, submitted = bytes(32), {bytes(32): ClientRun(bytes(32))}, list[object]()
 
-    async def submit(kind: str, content: object) -> None:
+    async def submit(kind: str, content: object, seconds_max: float) -> None:
+        assert seconds_max == math.inf
         submitted.append((kind, content))
         if is_decided:
             runs.clear()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,14 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
-from clients.gateway import model_queue
+from clients.gateway import model_queue, request_store, tinker_api
 from clients.gateway.client_runs import LossReport
 from clients.gateway.model_queue import GAP_SECONDS
-from clients.gateway.request_store import RequestStore
+from clients.gateway.request_store import END_NUMBER, RequestStore, StoredCheckpoint
 from clients.gateway.tinker_api import LOCAL_PROGRAMS, TinkerApi
 from clients.ledger.clients_module import StepOutcome
-from clients.records import ListedBody, OptimizerStep, RequestBody
+from clients.records import BODY_BYTES_MAX, OptimizerStep, RequestBody
 from features.api_keys import ApiKeys
 from protocol import codec
 from protocol.errors import StorageError, UserError
@@ -43,7 +43,6 @@ class ScriptedRuns:
     seconds: float = 0.0
     passes: list[tuple[bytes, RequestBody, bool]] = field(default_factory=list)
     steps: list[tuple[bytes, int, list[bytes]]] = field(default_factory=list)  # decided ones: run, number, bodies
-    bodies: Counter[bytes] = field(default_factory=Counter)
     opened: int = 0
     ended: list[bytes] = field(default_factory=list)
     fault: Exception | None = None  # of the next pass or step
@@ -57,36 +56,33 @@ class ScriptedRuns:
         self.opened += 1
         return self.opened.to_bytes(32, "big")
 
-    async def compute_losses(self, key: bytes, request: RequestBody, *, backward: bool) -> LossReport:
+    async def compute_losses(self, key: bytes, data: bytes, *, backward: bool) -> LossReport:
         await trio.sleep(self.seconds)
         self._fail()
+        request = codec.decode(RequestBody, data, BODY_BYTES_MAX)
         self.passes.append((key, request, backward))
         return LossReport(float(len(self.passes)), tuple(np.zeros(each.length, "<f4").tobytes() for each in request.examples))
 
-    async def store_body(self, request: RequestBody) -> ListedBody:
-        digest = repr(request).encode()
-        self.bodies[digest] += 1
-        return ListedBody(digest, 1)
+    async def wait_for_turn(self, key: bytes) -> int:
+        return sum(run == key for run, _, _ in self.steps)
 
-    async def delete_body(self, listed: ListedBody) -> None:
-        self.bodies[listed.digest] -= 1
-
-    def find_run(self, key: bytes) -> Any:
-        return SimpleNamespace(next_step=sum(run == key for run, _, _ in self.steps))
-
-    def is_step_requested(self, key: bytes, number: int) -> bool:
-        return any((run, step) == (key, number) for run, step, _ in self.steps)
-
-    async def request_step(
-        self, key: bytes, number: int, bodies: Sequence[ListedBody], tokens: int, optimizer: OptimizerStep
-    ) -> None:
-        assert number == self.find_run(key).next_step, "the ledger refuses another step than the next one"
-        self._fail()
-        self.steps.append((key, number, [each.digest for each in bodies]))
-
-    async def wait_for_outcome(self, key: bytes, number: int) -> StepOutcome:
+    async def take_step(
+        self, key: bytes, number: int, bodies: Sequence[Callable[[], bytes]], optimizer: OptimizerStep
+    ) -> StepOutcome:
+        if not any((run, step) == (key, number) for run, step, _ in self.steps):
+            assert number == await self.wait_for_turn(key), "the ledger refuses another step than the next one"
+            self._fail()
+            self.steps.append((key, number, [read() for read in bodies]))
         await trio.sleep(self.seconds)
         return StepOutcome(number, number + 1, True)
+
+    async def end_unused_runs(self, used: Set[bytes]) -> None:
+        opened = {number.to_bytes(32, "big") for number in range(1, self.opened + 1)}
+        for key in sorted(opened - used - set(self.ended)):
+            await self.end_run(key)
+
+    def is_unfinished(self, key: bytes) -> bool:
+        return key not in self.ended
 
     async def end_run(self, key: bytes) -> None:
         await trio.sleep(self.seconds)
@@ -187,8 +183,7 @@ async def test_reordered_requests_are_one_gradient_in_the_order_of_their_numbers
         assert trio.current_time() - began < GAP_SECONDS / 2
         assert [request for _, request, _ in program.runs.passes] == REQUESTS[1:5]
         ((_, _, bodies),) = program.runs.steps
-        assert bodies == [repr(request).encode() for request in REQUESTS[1:5]]
-        assert not +program.runs.bodies, "the bodies of a decided step are deleted"
+        assert bodies == [codec.encode(request) for request in REQUESTS[1:5]]
 
 
 async def test_numbers_that_are_never_sent_hold_up_the_next_one_once(tmp_path: Path) -> None:
@@ -212,7 +207,7 @@ async def test_a_late_request_fails_and_leaves_the_gradient_as_it_is(tmp_path: P
         assert late == "request 2 arrived after request 3 was computed: requests are computed in the order of their numbers"
         await program.result(await program.request_step(model, 4))
         ((_, _, bodies),) = program.runs.steps
-        assert bodies == [repr(REQUESTS[number]).encode() for number in (1, 3)]
+        assert bodies == [codec.encode(REQUESTS[number]) for number in (1, 3)]
 
 
 async def test_ten_thousand_doubled_reordered_and_altered_requests_have_one_result_a_number(tmp_path: Path) -> None:
@@ -338,7 +333,6 @@ async def test_a_fault_of_one_request_is_its_own(tmp_path: Path, fault: Exceptio
         program.runs.fault = fault
         assert (await program.result(await program.request_losses(model, 3)))["category"] == category
         assert "metrics" in await program.result(await program.request_step(model, 4))
-        assert not +program.runs.bodies
 
 
 # Futures and models --------------------------------------------------------------------------------------------------
@@ -412,18 +406,65 @@ async def test_a_killed_gateway_finishes_each_request_once(tmp_path: Path, secon
     assert all("error" not in reply for reply in after.values() if isinstance(reply, dict))
 
 
-async def test_a_step_that_the_ledger_decided_before_its_repetition_has_its_outcome(tmp_path: Path) -> None:
+async def test_a_queue_runs_only_while_its_model_has_requests(tmp_path: Path) -> None:
     async with gateway(tmp_path) as program:
-        model = await program.create_model()
-        await program.result(await program.request_losses(model, 1))
-        request_step = program.runs.request_step
+        models = [await program.create_model(number) for number in range(3)]
+        for number in (1, 2):
+            await program.result(await program.request_losses(models[0], number))
+        await trio.testing.wait_all_tasks_blocked()
+        assert not program.api._queues
+        request = await program.request_losses(models[1], 2)  # number 1 is missing
+        await trio.testing.wait_all_tasks_blocked()
+        assert list(program.api._queues) == [models[1]]
+    async with gateway(tmp_path) as program:
+        assert isinstance(await program.result(request), BytesReply)
 
-        async def request_late(key: bytes, number: int, *arguments: Any) -> None:
-            await request_step(key, number, *arguments)
-            raise UserError(f"step {number} is open: request the next step after its outcome")
 
-        program.runs.request_step = request_late  # type: ignore[assignment, method-assign]
-        assert "metrics" in await program.result(await program.request_step(model, 2))
+@pytest.mark.parametrize("saved", [False, True], ids=["created", "loaded"])
+async def test_a_run_that_a_killed_gateway_has_opened_for_no_model_is_ended(tmp_path: Path, saved: bool) -> None:
+    runs = ScriptedRuns()
+    async with gateway(tmp_path, runs) as program:
+        models = [await program.create_model()]
+        open_run = runs.open_run
+
+        async def open_and_die(*arguments: Any, **more: Any) -> bytes:
+            await open_run(*arguments, **more)
+            return await trio.sleep_forever()
+
+        runs.open_run = open_and_die  # type: ignore[method-assign]
+        models.append(model_of(await program.request_model(1)))
+        await trio.testing.wait_all_tasks_blocked()
+    runs.open_run = open_run  # type: ignore[method-assign]
+    async with gateway(tmp_path, runs) as program:
+        await program.result(f"{models[1]}#0")
+        jobs = [program.api._store.find_model(model) for model in models]
+    assert [job.job for job in jobs if job] == [run(1), run(3)] and runs.ended == [run(2)]
+
+
+async def test_many_waiting_requests_of_a_model_are_refused_by_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK repeats such a request. A number before a waiting one is accepted longer, since it holds up the others."""
+    monkeypatch.setattr(tinker_api, "PENDING_MAX", 4)
+    async with gateway(tmp_path, ScriptedRuns(seconds=60.0)) as program:
+        model = model_of(await program.request_model())
+        for number in (10, 12, 14):
+            await program.request_step(model, number)
+        problem = await refusal(program.request_step(model, 15))
+        assert (problem.code, problem.retry_after) == ("too-many", 1) and "4 requests of 's:train:0'" in problem.detail
+        for number in (11, 9, 8, 7):
+            await program.request_step(model, number)
+        assert (await refusal(program.request_step(model, 6))).code == "too-many"
+        await program.api.close_session(program.key, HOST, "s")
+        await trio.sleep(600.0)
+        await program.request_step(model, 15)
+
+
+def model_of(request: str) -> str:
+    return request.partition("#")[0]
+
+
+def run(number: int) -> bytes:
+    """Return the id of the run that was opened as this one, from 1."""
+    return number.to_bytes(32, "big")
 
 
 # Keys ----------------------------------------------------------------------------------------------------------------
@@ -481,6 +522,75 @@ async def test_the_quota_of_models_does_not_count_failed_ones(tmp_path: Path) ->
         assert program.runs.opened == 2
 
 
+async def test_creations_at_the_same_time_do_not_exceed_the_quota_of_models(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as program:
+        program.key, replies = ANNA, dict[int, Any]()
+
+        async def create(number: int) -> None:
+            replies[number] = await program.result(await program.request_model(number))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(6):
+                nursery.start_soon(create, number)
+        assert sum("model_id" in reply for reply in replies.values()) == program.runs.opened == ANNA.models_max == 2
+        assert sum("its quota" in reply.get("error", "") for reply in replies.values()) == 4
+
+
+async def test_a_run_that_the_network_has_ended_frees_its_place(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as program:
+        program.key = ANNA
+        for number in range(2):
+            await program.create_model(number)
+        assert "its quota" in await program.fault(await program.request_model(2))
+        program.runs.ended.append(run(1))
+        assert await program.create_model(3) == "s:train:3"
+
+
+async def test_requests_at_the_same_time_do_not_exceed_the_quota_of_bytes(tmp_path: Path) -> None:
+    async with gateway(tmp_path, ScriptedRuns(seconds=5.0)) as program:
+        program.key = replace(ANNA, tokens_per_minute_max=1 << 30)
+        model = await program.create_model()
+        async with trio.open_nursery() as nursery:
+            for number in range(1, 30):
+                nursery.start_soon(program.request_losses, model, number, REQUESTS[2])
+        kinds = [kind for (kind,) in program.api._store._database.execute("SELECT kind FROM requests WHERE number > 0")]
+        size = len(codec.encode(REQUESTS[2]))
+        assert kinds.count("gradient") == ANNA.stored_bytes_max // size - 1 > 0, "the rest is for the creation"
+        assert kinds.count("invalid") == 29 - kinds.count("gradient")
+
+
+async def test_models_that_are_over_leave_a_bounded_number_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tinker_api, "OLD_MODELS_MAX", 2)
+    ticks = iter(range(1_000_000))
+    monkeypatch.setattr(request_store, "wall_ms", lambda: next(ticks))
+    async with gateway(tmp_path) as program:
+        store = program.api._store
+        for number in range(3):
+            await program.create_model(number)
+            await program.result(await program.request_losses(f"s:train:{number}", 1))
+        checkpoint = StoredCheckpoint("tinker://s:train:0/weights/w", "@0", "s:train:0", "weights/w", run(1), 0, b"", 9, 5)
+        store.put_checkpoint(checkpoint)
+        await program.api.close_session(program.key, HOST, "s")
+        await program.result(f"s:train:2#{END_NUMBER}")
+        assert store.find_request("s:train:2", 1) is not None, "a client may wait for the results of an ended model"
+        for number in range(3, 7):
+            assert "nobody" in await program.fault(await program.request_model(number, "nobody"))
+        left = [model for (model,) in store._database.execute("SELECT model FROM models ORDER BY model")]
+        # The last one was added before it failed. The first one has a checkpoint.
+        assert left == ["s:train:0", "s:train:4", "s:train:5", "s:train:6"]
+        assert store.find_request("s:train:0", 1) is None and store.find_request("s:train:1", 0) is None
+        program.runs.time_ms = 5
+        await program.create_model(8)
+        assert store.find_checkpoint(checkpoint.path) is None
+
+
+def test_expired_checkpoints_are_not_counted(tmp_path: Path) -> None:
+    store = RequestStore(tmp_path)
+    for name, expires_ms in (("a", 0), ("b", 5)):
+        store.put_checkpoint(StoredCheckpoint(name, "anna", "m", "weights/w", bytes(32), 0, b"", 100, expires_ms))
+    assert [store.stored_bytes("anna", time_ms) for time_ms in (4, 5)] == [200, 100]
+
+
 async def test_a_request_spends_its_tokens_once(tmp_path: Path) -> None:
     async with gateway(tmp_path) as program:
         request, quota = REQUESTS[1], 2 * REQUESTS[1].tokens
@@ -501,13 +611,13 @@ async def test_a_step_is_allowed_beyond_the_quota_of_bytes_and_frees_those_of_it
         model = await program.create_model()
         for number in (1, 2, 3):
             assert isinstance(await program.result(await program.request_losses(model, number, request)), BytesReply)
-        stored = program.api._store.stored_bytes("anna@1")
+        stored = program.api._store.stored_bytes("anna@1", 0)
         program.key = replace(program.key, stored_bytes_max=stored + 10)
         assert f"the key 'anna' stores {stored:,} bytes, its quota" in await program.fault(
             await program.request_losses(model, 4, request)
         )
         assert "metrics" in await program.result(await program.request_step(model, 5))
-        assert program.api._store.stored_bytes("anna@1") < stored - 2 * len(codec.encode(request))
+        assert program.api._store.stored_bytes("anna@1", 0) < stored - 2 * len(codec.encode(request))
         assert isinstance(await program.result(await program.request_losses(model, 6, request)), BytesReply)
         assert isinstance(await program.result(f"{model}#1"), BytesReply), "results stay"
         ((_, _, bodies),) = program.runs.steps
@@ -525,7 +635,7 @@ async def test_old_results_are_dropped_and_undecided_gradients_stay(tmp_path: Pa
         assert store.find_request(model, 1) is not None and store.find_request(model, 2) is None
         await program.result(await program.request_step(model, 13))
         ((_, _, bodies),) = program.runs.steps
-        assert bodies == [repr(REQUESTS[1]).encode()]
+        assert bodies == [codec.encode(REQUESTS[1])]
         assert store.find_request(model, 1) is None
         assert (await program.api.get_info(program.key, HOST, model))["model_name"] == "base"
     store.close()
