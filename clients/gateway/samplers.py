@@ -11,7 +11,7 @@ import logging
 import shutil
 import struct
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -95,11 +95,11 @@ class Samplers:
 
     async def _delete_copies_but(self, model: str, newest: int) -> None:
         copies = [self._copy_of(*each) for each in await trio.to_thread.run_sync(self._store.list_copied_models, model)]
-        for old in set(copies[newest:]) - set(copies[:newest]):
-            await trio.to_thread.run_sync(shutil.rmtree, old, True)
+        old = set(copies[newest:]) - set(copies[:newest])
+        await trio.to_thread.run_sync(_delete_directories, self._folder, old)
 
     def _copy_of(self, key: bytes, round: int) -> Path:
-        return self._folder / key.hex()[:32] / f"{round:08d}"
+        return self._folder / f"{key.hex()[:32]}-{round}"
 
     # Samples ---------------------------------------------------------------------------------------------------------
 
@@ -217,6 +217,11 @@ def _token_bytes(tokens: tuple[int, ...]) -> bytes:
 def _result_bytes(result: bytes | SampleFault) -> int:
     """Return the memory that a result is counted with, including its name."""
     return 200 + (len(result) if isinstance(result, bytes) else len(result.text))
+
+
+def _delete_directories(folder: Path, old: Set[Path]) -> None:
+    for directory in old.intersection(folder.iterdir() if folder.exists() else ()):
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _copy_directory(source: Path, target: Path) -> None:

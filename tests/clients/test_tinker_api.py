@@ -18,7 +18,7 @@ import trio.testing
 from clients.gateway import model_queue, request_store, tinker_api
 from clients.gateway.client_runs import LossReport
 from clients.gateway.model_queue import GAP_SECONDS
-from clients.gateway.request_store import END_NUMBER, RequestStore, StoredCheckpoint
+from clients.gateway.request_store import END_NUMBER, RequestKind, RequestStore, StoredCheckpoint, StoredRequest
 from clients.gateway.tinker_api import LOCAL_PROGRAMS, TinkerApi
 from clients.ledger.clients_module import StepOutcome
 from clients.records import BODY_BYTES_MAX, OptimizerStep, RequestBody
@@ -420,8 +420,26 @@ async def test_a_queue_runs_only_while_its_model_has_requests(tmp_path: Path) ->
         assert isinstance(await program.result(request), BytesReply)
 
 
-@pytest.mark.parametrize("saved", [False, True], ids=["created", "loaded"])
-async def test_a_run_that_a_killed_gateway_has_opened_for_no_model_is_ended(tmp_path: Path, saved: bool) -> None:
+async def test_a_request_that_comes_while_its_queue_looks_for_one_is_computed(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as program:
+        model, store = await program.create_model(), program.api._store
+        find_pending, is_late = store.find_pending, False
+
+        def find_before_it_comes(model: str) -> StoredRequest | None:
+            nonlocal is_late
+            found = find_pending(model)
+            if found is None and not is_late:
+                is_late = store.add_request(model, 2, RequestKind.INVALID, b"late")
+                program.api._wake_queue(model)
+            return found
+
+        store.find_pending = find_before_it_comes  # type: ignore[method-assign]
+        await program.result(await program.request_losses(model, 1))
+        await trio.testing.wait_all_tasks_blocked()
+        assert is_late and not program.api._queues and await program.fault(f"{model}#2") == "late"
+
+
+async def test_a_run_that_a_killed_gateway_has_opened_for_no_model_is_ended(tmp_path: Path) -> None:
     runs = ScriptedRuns()
     async with gateway(tmp_path, runs) as program:
         models = [await program.create_model()]
