@@ -11,7 +11,7 @@ import logging
 import shutil
 import struct
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Set
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -219,7 +219,7 @@ def _result_bytes(result: bytes | SampleFault) -> int:
     return 200 + (len(result) if isinstance(result, bytes) else len(result.text))
 
 
-def _delete_directories(folder: Path, old: Set[Path]) -> None:
+def _delete_directories(folder: Path, old: set[Path]) -> None:
     for directory in old.intersection(folder.iterdir() if folder.exists() else ()):
         shutil.rmtree(directory, ignore_errors=True)
 
