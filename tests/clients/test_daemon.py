@@ -74,11 +74,10 @@ async def test_steps_of_a_run_lower_the_loss_and_leave_the_base(tmp_path: Path) 
             job = daemon.state.jobs.jobs[key]
             assert job.round == 4 and daemon.driver.host.open_model(key, 4).root == job.model_root
             assert daemon.state.jobs.jobs[base] == before
-            height = daemon.state.height
             with pytest.raises(UserError, match="weights contain nan at token 0"):
                 wrong = replace(request.examples[0], inputs={"weights": floats([float("nan")] * request.examples[0].length)})
                 await runs.compute_losses(key, codec.encode(replace(request, examples=(wrong,))), backward=False)
-            assert daemon.state.height == height
+            assert daemon.state.jobs.jobs[key] == job
             saved, size = await runs.save_model(key, "four", 0)
             await take_step(runs, key, 4, request)
             after_five = np.array(daemon.driver.host.open_model(key, 5).parameters)
