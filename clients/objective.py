@@ -107,6 +107,10 @@ class ClientObjective(Objective):
         is_a = name.endswith(A_SUFFIX)
         return LayerParameter(name, shape, uniform=1 / math.sqrt(shape[1]) if is_a else 0.0)
 
+    def pass_parameters(self, job: JobSpecProtocol) -> int:
+        """Return the parameters of the merged model: a pass costs as much as one that trains all of them."""
+        return untied_model(job.model, job.decoded_settings).parameters
+
     def required_model(self, job: JobSpecProtocol) -> ModelReference | None:
         base: ModelReference = job.decoded_settings.base
         return base
