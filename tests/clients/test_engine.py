@@ -9,8 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from clients.objective import ClientObjective
 from clients.pytorch.engine import ClientEngine, clip_gradient
 from clients.records import (
+    LOSS_DEFAULTS,
+    ClientLoss,
+    Example,
     ListedBody,
     Manifest,
     OptimizerStep,
@@ -218,6 +222,20 @@ def test_a_re_executor_refuses_a_brief_with_another_number_of_tokens(run: Run, s
     done = run.propose(run.brief(body(seed=1)))
     assert run.audit(run.brief(body(seed=1), said=said), done.declaration) is Verdict.REPLAY
     assert not run.engine(OTHER)._gradients
+
+
+@pytest.mark.parametrize("loss", list(ClientLoss))
+def test_the_tokens_of_a_brief_bound_the_bytes_that_its_bodies_have(run: Run, loss: ClientLoss) -> None:
+    one = body(loss, **LOSS_DEFAULTS[loss]).examples[0]
+    shortest = Example(one.tokens[:2], one.targets[:2], {name: data[:4] for name, data in one.inputs.items()})
+    largest = RequestBody(loss, dict(sorted(LOSS_DEFAULTS[loss].items())), (shortest,))
+    many = replace(largest, examples=(shortest,) * 1_024)
+    brief = run.brief(largest, many)
+    files = {digest: Path(file) for digest, file in brief.files.items()}
+    assert files == {digest: files[digest] for digest in ClientObjective().round_files(run.spec, brief.encoded, files)}
+    few = replace(codec.decode(StepBrief, brief.encoded), tokens=100)
+    with pytest.raises(RemoteProtocolError, match="100 tokens have at most"):
+        ClientObjective().round_files(run.spec, codec.encode(few), files)
 
 
 def test_a_pass_computes_with_the_whole_merged_model() -> None:
