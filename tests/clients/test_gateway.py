@@ -489,6 +489,20 @@ def test_a_step_beyond_the_limit_that_voters_set_fails_in_its_future(gateway: Ga
         trio.run(peer.set_limit, "client_steps", 1_000_001)
 
 
+def test_an_audit_of_an_export_replays_steps_and_names_runs_that_nobody_can_re_execute(gateway: Gateway, tmp_path: Path) -> None:
+    program, data = gateway.program(), str(gateway.daemon.directory)
+    model = program.create_model()
+    program.result_of(program.request_losses(model, 1, BATCHES[0]))
+    assert "metrics" in program.result_of(program.request_step(model, 2)).json
+    assert command("export", str(tmp_path / "run"), "--data-dir", data)[0] == 0
+    status, out, error = command("audit", str(tmp_path / "run"))
+    assert status == 0 and "the export is sound" in out, error
+    told = [line for line in out.splitlines() if "that cannot be re-executed later: peers delete" in line]
+    jobs = {job.job[:16]: job for job in trio.run(gateway.daemon.client.jobs)}
+    assert told and all(line.endswith("the requests of a person's own program after each round") for line in told)
+    assert all(jobs[line.split()[1].rstrip(":")].name.endswith("-run") for line in told), "the base has no such line"
+
+
 def test_keys_divide_a_gateway(gateway: Gateway) -> None:
     """The last test of this file, since a peer with keys serves no program without one."""
     open_to_all = gateway.program("tml-whatever")
