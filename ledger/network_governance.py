@@ -153,7 +153,10 @@ def _with_limit_wish(state: NetworkState, wish: NetworkLimit, author: bytes, vot
     """Return the state with this voter's vote for a limit. Raises `Refused`."""
     if wish.name != PARAMETERS_LIMIT:
         raise Refused(f"unknown limit {wish.name!r}: the only limit is {PARAMETERS_LIMIT!r}")
-    limit = state.parameters_limit.with_vote(wish.name, wish.most, author, voters)
+    limit = state.parameters_limit
+    if problem := limit.vote_problem(wish.name, wish.most, author, voters):
+        raise Refused(problem)
+    limit = limit.with_vote(wish.most, author, voters)
     return replace(state, parameters_max=limit.most, limit_votes=_limit_votes(limit))
 
 

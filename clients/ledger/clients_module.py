@@ -401,9 +401,11 @@ def _with_limit_vote(state: ClientsState, vote: ClientLimit, author: bytes, vote
         raise Refused(f"unknown limit {vote.name!r}: the limits of client runs are {', '.join(ClientsModule.limits)}")
     if vote.most > terms.most:
         raise Refused(f"{vote.name} {vote.most}: voters can allow at most {terms.most}")
-    if vote.name == FLOPS_LIMIT:
-        return replace(state, flops=state.flops.with_vote(vote.name, vote.most, author, voters))
-    return replace(state, steps=state.steps.with_vote(vote.name, vote.most, author, voters))
+    limit = state.flops if vote.name == FLOPS_LIMIT else state.steps
+    if problem := limit.vote_problem(vote.name, vote.most, author, voters):
+        raise Refused(problem)
+    limit = limit.with_vote(vote.most, author, voters)
+    return replace(state, flops=limit) if vote.name == FLOPS_LIMIT else replace(state, steps=limit)
 
 
 def _runs_of(state: ClientsState, members: MembersState, owner: bytes) -> dict[bytes, ClientRun]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from consensus.voter_set import VoterSet
-from ledger.core.module import Refused
 from protocol.codec import Count, Key, Length
 from protocol.identity import short_id
 from protocol.limits import VOTERS_MAX
@@ -37,14 +36,18 @@ class VotedLimit:
     most: Count
     votes: Annotated[dict[Key, Count], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # voter -> the value of its vote
 
-    def with_vote(self, name: str, most: int, author: bytes, voters: VoterSet) -> VotedLimit:
-        """Return the limit after a voter's vote. Raises `Refused`."""
+    def vote_problem(self, name: str, most: int, author: bytes, voters: VoterSet) -> str | None:
+        """Return why a vote for this value is refused; None if it counts. `name` is the name of the limit."""
         if author not in voters:
-            raise Refused(f"{short_id(author)} is not a voter, so it cannot vote for a limit")
+            return f"{short_id(author)} is not a voter, so it cannot vote for a limit"
+        if most == self.most and author not in self.votes:
+            return f"the network already allows {most} {name}"
+        return None
+
+    def with_vote(self, most: int, author: bytes, voters: VoterSet) -> VotedLimit:
+        """Return the limit after a voter's vote that counts."""
         others = {voter: other for voter, other in self.votes.items() if voter != author}
         if most == self.most:
-            if author not in self.votes:
-                raise Refused(f"the network already allows {most} {name}")
             return replace(self, votes=others)
         votes = {**others, author: most}
         if sum(votes.get(voter) == most for voter in voters.members) >= voters.quorum:
