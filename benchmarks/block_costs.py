@@ -23,7 +23,7 @@ from rich.table import Table as Screen
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from clients.gateway.client_runs import make_run_spec
-from clients.ledger.clients_module import EndRun, OpenRun, RequestStep, SaveModel, SetExpiry
+from clients.ledger.clients_module import FLOPS_LIMIT, ClientLimit, EndRun, OpenRun, RequestStep, SaveModel, SetExpiry
 from clients.records import AdapterSettings, OptimizerStep, StepBrief
 from consensus.block import BODY_BYTES_MAX, Block
 from consensus.voter_set import faults_tolerated
@@ -746,6 +746,12 @@ def save_models(net: Network) -> Iterator[Signed]:
             yield net.tx(author, "client/expire", SetExpiry(key, name, 1 << 50))
         else:
             yield net.tx(author, "client/save", SaveModel(key, name, 0))
+
+
+@case("client/limit")
+def client_limit(net: Network) -> Iterator[Signed]:
+    most = cycle(range(1_000_000, 1_001_000))
+    yield from (net.tx(voter, "client/limit", ClientLimit(FLOPS_LIMIT, next(most))) for voter in cycle(net.voters))
 
 
 @case("client/step")

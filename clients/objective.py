@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from clients.records import (
+    BYTES_OF_SETTINGS_MAX,
+    BYTES_OF_TOKEN_MAX,
     MANIFEST_BYTES_MAX,
     AdapterSettings,
     Manifest,
@@ -22,6 +24,7 @@ from clients.records import (
 )
 from ledger.jobs import ModelReference
 from protocol import codec
+from protocol.errors import RemoteProtocolError
 from training.objectives.objective import (
     AdamWTerms,
     FirstModel,
@@ -107,6 +110,10 @@ class ClientObjective(Objective):
         is_a = name.endswith(A_SUFFIX)
         return LayerParameter(name, shape, uniform=1 / math.sqrt(shape[1]) if is_a else 0.0)
 
+    def pass_parameters(self, job: JobSpecProtocol) -> int:
+        """Return the parameters of the merged model: a pass costs as much as one that trains all of them."""
+        return untied_model(job.model, job.decoded_settings).parameters
+
     def required_model(self, job: JobSpecProtocol) -> ModelReference | None:
         base: ModelReference = job.decoded_settings.base
         return base
@@ -135,10 +142,15 @@ class ClientObjective(Objective):
         return AdamWTerms(terms.rate, terms.beta1, terms.beta2, terms.epsilon, terms.weight_decay)
 
     def round_files(self, job: JobSpecProtocol, brief: bytes, files: Mapping[bytes, Path]) -> Mapping[bytes, int]:
-        manifest = codec.decode(StepBrief, brief).manifest
+        step = codec.decode(StepBrief, brief)
+        manifest = step.manifest
         if manifest not in files:
             return {manifest: MANIFEST_BYTES_MAX}
         listed = codec.decode(Manifest, files[manifest].read_bytes(), MANIFEST_BYTES_MAX)
+        size = sum(body.bytes for body in listed.bodies)
+        most = BYTES_OF_TOKEN_MAX * step.tokens + BYTES_OF_SETTINGS_MAX * len(listed.bodies)
+        if size > most:
+            raise RemoteProtocolError("bad-brief", f"{step.tokens} tokens have at most {most} bytes, but the bodies have {size}")
         return {manifest: MANIFEST_BYTES_MAX} | {body.digest: body.bytes for body in listed.bodies}
 
 

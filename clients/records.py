@@ -22,6 +22,10 @@ EXAMPLE_TOKENS_MAX: Final = 1 << 16
 BODIES_MAX: Final = 256  # request bodies of one step
 BODY_BYTES_MAX: Final = 8 << 20  # bytes of one encoded body: HTTP requests have 6 MB at most, and an encoding is not larger
 MANIFEST_BYTES_MAX: Final = 64 * BODIES_MAX
+# Bytes of a body for each of its tokens: an example of one token with three inputs has some 70. So the voted limit of a step's
+# operations, which bounds its tokens, also bounds what re-executors fetch.
+BYTES_OF_TOKEN_MAX: Final = 128
+BYTES_OF_SETTINGS_MAX: Final = 256  # bytes of a body beside its examples: the loss and its settings
 TOKEN_BYTES: Final = 2  # bytes of a token id, little-endian: a vocabulary has at most 65,536 tokens
 FLOAT_BYTES: Final = 4  # bytes of a number of an example's inputs, float32, little-endian
 EPSILON_MIN: Final = 1e-15  # least epsilon of AdamW: a smaller one would let zero gradients divide by zero

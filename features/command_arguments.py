@@ -40,8 +40,8 @@ def parse_integer_in(low: int, high: int | None = None) -> Callable[[str], int]:
 
 
 def parse_count(text: str) -> int:
-    """Parse a count such as 300 or 300M, for argparse's `type`. K, M and B mean thousands, millions and billions."""
-    unit = {"K": 10**3, "M": 10**6, "B": 10**9}.get(text[-1:].upper(), 1)
+    """Parse a count such as 300 or 300M, for argparse's `type`. K, M, B and T are thousands, millions, billions and trillions."""
+    unit = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}.get(text[-1:].upper(), 1)
     try:
         value = int(text) if unit == 1 else round(float(text[:-1]) * unit)
     except (ValueError, OverflowError):

@@ -21,6 +21,7 @@ from ledger.core.deterministic_failures import ModuleFailure, is_deterministic, 
 from ledger.core.encoding_check import check_encodable
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.core.module import BlobReplacement, BlockContext, DecodedTransaction, EmbeddedStatement, Module, Refused, StateChange
+from ledger.core.voted_limit import LimitTerms, VotedLimit
 from ledger.jobs import (
     RUNNING_MAX,
     ClosedRound,
@@ -261,6 +262,8 @@ class RunningModules:
         tables = [f"{module.name}/{of}" for module in modules for of in table_fields(module.state_type)]
         assert all(len(name) <= TABLE_NAME_CHARACTERS_MAX for name in tables)
         assert len(self.by_kind) == sum(len(module.contents) for module in modules), "a kind belongs to one module"
+        limits = [name for module in modules for name in module.limits]
+        assert len(limits) == len(set(limits)), "a limit belongs to one module"
 
 
 @dataclass(slots=True)
@@ -304,6 +307,15 @@ class LedgerRules:
                 self._require(wanted)
             self._running = (versions, RunningModules([self._known[version] for version in versions]))
         return self._running[1]
+
+    def voted_limits(self, state: LedgerState) -> dict[str, tuple[LimitTerms, VotedLimit]]:
+        """Return the limits that the network's voters set, by name, each with its declaration."""
+        running = [self._known[version] for version in state.module_state(NetworkState).modules]
+        return {
+            name: (module.limits[name], limit)
+            for module in running
+            for name, limit in module.voted_limits(state.modules[module.name]).items()
+        }
 
     def _require(self, wanted: ModuleVersion, height: int = 0) -> Module[Any]:
         module = self._known.get(wanted)

@@ -13,7 +13,7 @@ height, so that operators have time to see it.
 
 A peer whose program lacks a version applies all blocks below the upgrade's height, and signs nothing from that height on.
 
-Voters also set limits of the network: see `NetworkLimit`.
+Voters also set limits (`ledger.core.voted_limit`): this module's limit is `NetworkState.parameters_max`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Annotated, ClassVar
 from consensus.voter_set import VoterSet
 from ledger.core.genesis import MODULES_MAX, Genesis, ModuleVersions
 from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
+from ledger.core.voted_limit import LimitTerms, VotedLimit
 from ledger.members import MembersState
 from protocol.codec import Between, Count, Key, Length
 from protocol.identity import short_id
@@ -39,7 +40,7 @@ from protocol.limits import (
 from protocol.messages import Name
 from protocol.name_validation import check_name
 
-PARAMETERS_LIMIT = "parameters"  # name of the limit on parameters of a new job's model, the only limit so far
+PARAMETERS_LIMIT = "parameters"  # name of the limit on parameters of a new job's model, the only limit of this module
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,10 @@ class NetworkState:
         """Return the version of this module that the network runs. 0: the network has no such module."""
         return next((running.version for running in self.modules if running.name == module), 0)
 
+    @property
+    def parameters_limit(self) -> VotedLimit:
+        return VotedLimit(self.parameters_max, {voter: wish.most for voter, wish in self.limit_votes.items()})
+
     def require_parameters_allowed(self, parameters: int) -> None:
         """Raise `Refused` for a job whose model has too many parameters."""
         if parameters > self.parameters_max:
@@ -90,6 +95,11 @@ class NetworkModule(Module[NetworkState]):
     # Cost in signature checks: each vote is counted with all others.
     costs: ClassVar[Mapping[str, int]] = {"network/upgrade": 4, "network/limit": 4}
     contents: ClassVar[Mapping[str, type]] = {"network/upgrade": ModuleUpgrade, "network/limit": NetworkLimit}
+    limits: ClassVar[Mapping[str, LimitTerms]] = {
+        PARAMETERS_LIMIT: LimitTerms(
+            "network/limit", NetworkLimit, PARAMETERS_ALLOWED_MAX, "the model of a new job may have at most {most} parameters"
+        )
+    }
     state_type = NetworkState
 
     def genesis_state(self, genesis: Genesis) -> NetworkState:
@@ -111,8 +121,11 @@ class NetworkModule(Module[NetworkState]):
             for voter, wish in state.upgrade_votes.items()
             if voter in voters and wish.height > context.height + UPGRADE_NOTICE_HEIGHTS
         }
-        limits = {voter: wish for voter, wish in state.limit_votes.items() if voter in voters}
-        return StateChange(replace(state, upgrade_votes=upgrades, limit_votes=limits))
+        limit = state.parameters_limit.with_votes_of(voters)
+        return StateChange(replace(state, upgrade_votes=upgrades, limit_votes=_limit_votes(limit)))
+
+    def voted_limits(self, state: NetworkState) -> Mapping[str, VotedLimit]:
+        return {PARAMETERS_LIMIT: state.parameters_limit}
 
 
 def _with_upgrade_wish(
@@ -138,19 +151,17 @@ def _with_upgrade_wish(
 
 def _with_limit_wish(state: NetworkState, wish: NetworkLimit, author: bytes, voters: VoterSet) -> NetworkState:
     """Return the state with this voter's vote for a limit. Raises `Refused`."""
-    if author not in voters.members:
-        raise Refused(f"{short_id(author)} is not a voter, so it cannot vote for a limit")
     if wish.name != PARAMETERS_LIMIT:
         raise Refused(f"unknown limit {wish.name!r}: the only limit is {PARAMETERS_LIMIT!r}")
-    others = {voter: other for voter, other in state.limit_votes.items() if voter != author}
-    if wish.most == state.parameters_max:
-        if len(others) == len(state.limit_votes):
-            raise Refused(f"the network already allows {wish.most} {PARAMETERS_LIMIT}")
-        return replace(state, limit_votes=others)
-    limits = {**others, author: wish}
-    if sum(limits.get(voter) == wish for voter in voters.members) >= voters.quorum:
-        return replace(state, parameters_max=wish.most, limit_votes={})
-    return replace(state, limit_votes=limits)
+    limit = state.parameters_limit
+    if problem := limit.vote_problem(wish.name, wish.most, author, voters):
+        raise Refused(problem)
+    limit = limit.with_vote(wish.most, author, voters)
+    return replace(state, parameters_max=limit.most, limit_votes=_limit_votes(limit))
+
+
+def _limit_votes(limit: VotedLimit) -> dict[bytes, NetworkLimit]:
+    return {voter: NetworkLimit(PARAMETERS_LIMIT, most) for voter, most in limit.votes.items()}
 
 
 def _decided(state: NetworkState, members: MembersState) -> NetworkState:

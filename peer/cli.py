@@ -334,7 +334,8 @@ def _add_offline_commands(command: Callable[..., CommandLineParser]) -> None:
         details="""
             It replays the export from its genesis and names the first file that is wrong. It prints the chain id: compare it with
             the chain id that you know, because anybody can create a chain. For each job it prints how many updates were
-            re-executed before the vote and which voters vouched for them. It does not re-execute training.
+            re-executed before the vote and which voters vouched for them. It does not re-execute training. It names jobs whose
+            data peers delete after each round, so that nobody can re-execute them later.
             """,
     )
     audit.add_argument("directory", metavar="DIR", help="Folder from `peer export`")

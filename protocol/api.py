@@ -477,6 +477,7 @@ class LimitView:
     name: str
     maximum: int
     wishes: tuple[str, ...]  # votes for other values of the limit, for people
+    meaning: str = ""  # meaning of the limit with its present value, for people: a sentence without a point
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,9 @@ order of the other trainers.
 A checkpoint is a name for a model of a run. Every peer keeps the model until the checkpoint expires, also if the
 run is over. Another run can start from it.
 
+Voters set two limits: the floating-point operations of a step, since all its re-executors compute them, and the steps of a run,
+since all voters keep their payloads.
+
 Steps take turns with other jobs. Between two steps, a training job gets one round, and a queued job may start. Among several
 waiting steps, the oldest comes first.
 """
@@ -28,8 +31,10 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Final
 
 from clients.records import StepBrief
+from consensus.voter_set import VoterSet
 from ledger.core.genesis import TRAINER
 from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
+from ledger.core.voted_limit import LimitTerms, VotedLimit
 from ledger.jobs import (
     JOBS_MAX,
     SAVING_MAX,
@@ -49,11 +54,12 @@ from ledger.jobs import (
 )
 from ledger.members import MembersState
 from ledger.model_anchors import SAVED_MODELS_MAX, ModelAnchor
-from protocol.codec import Count, Digest, Key, Length, encode
+from protocol.codec import COUNT_MAX, Between, Count, Digest, Key, Length, encode
 from protocol.identity import short_id
 from protocol.limits import TRANSACTION_BYTES_MAX
 from protocol.messages import Name
 from protocol.verdicts import ABSENT, Verdict
+from training.job_spec import ROUNDS_MAX
 
 MODULE: Final = "clients"
 OBJECTIVE: Final = "client"
@@ -62,6 +68,18 @@ RUNS_OF_MEMBER_MAX: Final = 32  # unfinished runs of one gateway, which therefor
 SAVING_RUNS_OF_MEMBER_MAX: Final = 32  # runs of one member with checkpoints, also those that are over
 SAVED_BYTES_OF_MEMBER_MAX: Final = 8 << 30  # bytes of all saved models of one member, which every disk keeps
 BYTES_PER_PARAMETER: Final = 12  # a parameter and the two moments of AdamW, each float32
+FLOPS_LIMIT: Final = "client_flops"  # name of the limit on floating-point operations of one step
+STEPS_LIMIT: Final = "client_steps"  # name of the limit on steps of one run
+# Floating-point operations for each parameter and token: a multiplication and an addition in the forward pass, and twice as many
+# in the backward pass (Kaplan et al. 2020, arXiv:2001.08361, section 2.1).
+FLOPS_PER_PARAMETER: Final = 6
+# First limit of a step's floating-point operations. One core with AVX-512 computes 56 to 78 billion a second. So a machine with
+# two cores, which has other work as well, finishes the step within the 60 s that a round waits for a proposal.
+FLOPS_ALLOWED: Final = 2 * 10**12
+# First limit of a run's steps. Tuning loops have 20 to some thousand steps. Each voter keeps the payloads of all steps, with two
+# bytes for each parameter of the adapters.
+STEPS_ALLOWED: Final = 10_000
+STEPS_ALLOWED_MAX: Final = ROUNDS_MAX  # highest limit of steps that voters can set: each step is a round of the run's job
 REASONS_MAX: Final = len(Verdict) + 2  # reasons of rejections: the verdicts, those of the objective together, and `absent`
 
 
@@ -106,6 +124,14 @@ class SetExpiry:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientLimit:
+    """`client/limit`: a voter's vote that the limit of this name is `most`. A quorum of equal votes sets the limit."""
+
+    name: Name  # name of the limit: `FLOPS_LIMIT` or `STEPS_LIMIT`
+    most: Annotated[int, Between(1, COUNT_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     model: ModelAnchor
     expires_ms: Count  # 0: never
@@ -142,6 +168,8 @@ class ClientRun:
 @dataclass(frozen=True, slots=True)
 class ClientsState:
     runs: Annotated[dict[Digest, ClientRun], Length(0, JOBS_MAX)] = field(default_factory=dict)  # job -> its run
+    flops: VotedLimit = field(default_factory=lambda: VotedLimit(FLOPS_ALLOWED))  # floating-point operations of a step
+    steps: VotedLimit = field(default_factory=lambda: VotedLimit(STEPS_ALLOWED))  # steps of a run
 
 
 class ClientsModule(Module[ClientsState]):
@@ -152,6 +180,7 @@ class ClientsModule(Module[ClientsState]):
         "client/save": SaveModel,
         "client/expire": SetExpiry,
         "client/end": EndRun,
+        "client/limit": ClientLimit,
     }
     # `client/open` reads all members that can train, like the start of a job.
     costs: ClassVar[Mapping[str, int]] = {
@@ -160,6 +189,13 @@ class ClientsModule(Module[ClientsState]):
         "client/save": 4,
         "client/expire": 2,
         "client/end": 8,
+        "client/limit": 4,
+    }
+    limits: ClassVar[Mapping[str, LimitTerms]] = {
+        FLOPS_LIMIT: LimitTerms(
+            "client/limit", ClientLimit, COUNT_MAX, "a step of a client run may need at most {most} floating-point operations"
+        ),
+        STEPS_LIMIT: LimitTerms("client/limit", ClientLimit, STEPS_ALLOWED_MAX, "a client run may have at most {most} steps"),
     }
     state_type = ClientsState
 
@@ -181,7 +217,7 @@ class ClientsModule(Module[ClientsState]):
                 # A refusal of the launch is silent, so this trial start reports the reason to the author.
                 self._jobs.start_job(view.module_state(JobsState), view, key, spec, said.author, context.height)
                 runs = {**state.runs, key: ClientRun(said.author)}
-                return StateChange(ClientsState(runs), (JobLaunch(key, spec, said.author),))
+                return StateChange(replace(state, runs=runs), (JobLaunch(key, spec, said.author),))
             case RequestStep(key, brief):
                 run = _own(state, members, key, said.author)
                 if run.open_step is not None:
@@ -190,8 +226,8 @@ class ClientsModule(Module[ClientsState]):
                     raise Refused(f"step {brief.step} is not the next one, which is {run.next_step}")
                 if problem := brief.optimizer.problem():
                     raise Refused(problem)
-                run = replace(run, open_step=OpenStep(brief, context.height))
-                return StateChange(ClientsState({**state.runs, key: run}))
+                self._require_allowed(state, key, run, brief, view.module_state(JobsState))
+                return _changed(state, key, replace(run, open_step=OpenStep(brief, context.height)))
             case SaveModel(key, name, expires_ms):
                 run = _own(state, members, key, said.author)
                 if run.open_step is not None:
@@ -215,8 +251,23 @@ class ClientsModule(Module[ClientsState]):
                 run = _own(state, members, key, said.author)
                 _started(view.module_state(JobsState), key)
                 runs = {**state.runs, key: replace(run, open_step=None, is_over=True)}
-                return StateChange(ClientsState(runs), (JobHalt(key, said.author),))
+                return StateChange(replace(state, runs=runs), (JobHalt(key, said.author),))
+            case ClientLimit():
+                return StateChange(_with_limit_vote(state, said.content, said.author, VoterSet(members.voters)))
         raise AssertionError(said.content)
+
+    def _require_allowed(self, state: ClientsState, key: bytes, run: ClientRun, brief: StepBrief, jobs: JobsState) -> None:
+        """Raise `Refused` for a step beyond the limits that the voters set."""
+        raised = "or a quorum of voters raises that with `peer limit {} N`"
+        if run.next_step >= state.steps.most:
+            had = f"run {key.hex()[:8]} has had {run.next_step} steps, and this network allows {state.steps.most}"
+            raise Refused(f"{had}: save its model and load it into another run, {raised.format(STEPS_LIMIT)}")
+        parameters = self._rules.terms_of_spec(_started(jobs, key).spec).pass_parameters
+        flops = FLOPS_PER_PARAMETER * parameters * brief.tokens
+        if flops > state.flops.most:
+            needs = f"{FLOPS_PER_PARAMETER} · {parameters} parameters · {brief.tokens} tokens = {flops} floating-point operations"
+            most = f"this network allows {state.flops.most}"
+            raise Refused(f"step {brief.step} needs {needs}, and {most}: send fewer tokens, {raised.format(FLOPS_LIMIT)}")
 
     def _require_room(self, runs: Mapping[bytes, ClientRun], jobs: JobsState) -> None:
         """Raise `Refused` if a member with these runs has too many saved models."""
@@ -247,7 +298,9 @@ class ClientsModule(Module[ClientsState]):
                 saved.append(SavedJobModels(key, models))
             if run.checkpoints:
                 saved.append(JobRetained(key))
-        return StateChange(ClientsState(runs), (*saved, *self._requests(runs, view, context, closed.keys() & jobs.keys())))
+        voters = view.module_state(MembersState).voters
+        state = ClientsState(runs, state.flops.with_votes_of(voters), state.steps.with_votes_of(voters))
+        return StateChange(state, (*saved, *self._requests(runs, view, context, closed.keys() & jobs.keys())))
 
     def end_block(self, state: ClientsState, view: StateReader, context: BlockContext) -> StateChange:
         """Drop the runs whose jobs were not started, and those that are over and have no checkpoints."""
@@ -257,11 +310,14 @@ class ClientsModule(Module[ClientsState]):
                 run = replace(run, open_step=None, is_over=True)
             if key in jobs and (run.checkpoints or not run.is_over):
                 left[key] = run
-        return StateChange(ClientsState(left) if left != state.runs else state)
+        return StateChange(replace(state, runs=left) if left != state.runs else state)
 
     def follow_key_rotations(self, state: ClientsState, current: Any) -> ClientsState:
         moved = {key: replace(run, owner=current(run.owner)) for key, run in state.runs.items()}
-        return ClientsState(moved) if moved != state.runs else state
+        return replace(state, runs=moved) if moved != state.runs else state
+
+    def voted_limits(self, state: ClientsState) -> Mapping[str, VotedLimit]:
+        return {FLOPS_LIMIT: state.flops, STEPS_LIMIT: state.steps}
 
     def _requests(
         self, runs: Mapping[bytes, ClientRun], view: StateReader, context: BlockContext, closed: set[bytes]
@@ -335,7 +391,21 @@ def _started(jobs: JobsState, key: bytes) -> Job:
 
 
 def _changed(state: ClientsState, key: bytes, run: ClientRun) -> StateChange:
-    return StateChange(ClientsState({**state.runs, key: run}))
+    return StateChange(replace(state, runs={**state.runs, key: run}))
+
+
+def _with_limit_vote(state: ClientsState, vote: ClientLimit, author: bytes, voters: VoterSet) -> ClientsState:
+    """Return the state with this voter's vote for a limit. Raises `Refused`."""
+    terms = ClientsModule.limits.get(vote.name)
+    if terms is None:
+        raise Refused(f"unknown limit {vote.name!r}: the limits of client runs are {', '.join(ClientsModule.limits)}")
+    if vote.most > terms.most:
+        raise Refused(f"{vote.name} {vote.most}: voters can allow at most {terms.most}")
+    limit = state.flops if vote.name == FLOPS_LIMIT else state.steps
+    if problem := limit.vote_problem(vote.name, vote.most, author, voters):
+        raise Refused(problem)
+    limit = limit.with_vote(vote.most, author, voters)
+    return replace(state, flops=limit) if vote.name == FLOPS_LIMIT else replace(state, steps=limit)
 
 
 def _runs_of(state: ClientsState, members: MembersState, owner: bytes) -> dict[bytes, ClientRun]:

@@ -18,12 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from ledger.core.genesis import Genesis
 from protocol.errors import FolkmootError
 from protocol.identity import Verifier
 from protocol.messages import Transaction
+
+if TYPE_CHECKING:
+    from ledger.core.voted_limit import LimitTerms, VotedLimit
 
 S = TypeVar("S")
 F = TypeVar("F")
@@ -97,6 +100,7 @@ class Module(Generic[S]):
     # Kind of transaction -> cost of `apply_transaction` in a large state. The unit is one signature check of 0.12 ms.
     # `benchmarks.block_costs` measures the costs.
     costs: ClassVar[Mapping[str, int]] = {}
+    limits: ClassVar[Mapping[str, LimitTerms]] = {}  # limits of this module that voters set, by name
     state_type: type[S]  # type of the module's state, which is a frozen codec dataclass
 
     def genesis_state(self, genesis: Genesis) -> S:
@@ -134,6 +138,10 @@ class Module(Generic[S]):
 
     def end_block(self, state: S, view: StateReader, context: BlockContext) -> StateChange:
         return StateChange(state)
+
+    def voted_limits(self, state: S) -> Mapping[str, VotedLimit]:
+        """Return the present values and votes of the limits in `Module.limits`, by name."""
+        return {}
 
     def awaited_job(self, content: Any) -> bytes | None:
         """Return the job for whose next round certificate a transaction of this content can wait; None: it needs a block now."""

@@ -300,6 +300,9 @@ def run_audit(options: argparse.Namespace) -> int:
         known = PeerNames(found.members)
         who = ", ".join(f"{known[peer]} {count}" for peer, count in vouched.vouchers.most_common())
         print(f"job {job[:16]}: {pluralize(vouched.updates, 'update')} re-executed before the vote, vouched for by {who}")
+    for job, deleted in found.deleted_data.items():
+        what = f"{pluralize(deleted.updates, 'update')} replayed that cannot be re-executed later"
+        print(f"job {job[:16]}: {what}: peers delete {deleted.description} after each round")
     for job, (before, rounds) in found.initial_models.items():
         print(f"job {job[:16]} starts from job {before[:16]}@{rounds}, reproduced")
     print(f"certified state root {found.state_root} reproduced")

@@ -442,8 +442,8 @@ def features(views: Iterable[ModuleView]) -> TextTable:
 
 
 def limits(views: Iterable[LimitView]) -> TextTable:
-    rows = ((view.name, str(view.maximum), "; ".join(view.wishes) or "–") for view in views)
-    return _filled(TextTable("limit", "maximum", Column("requests", wraps=True)), rows)
+    rows = ((view.name, str(view.maximum), view.meaning, "; ".join(view.wishes) or "–") for view in views)
+    return _filled(TextTable("limit", "maximum", Column("meaning", wraps=True), Column("requests", wraps=True)), rows)
 
 
 def jobs(views: Sequence[JobView], names: PeerNames) -> TextTable:

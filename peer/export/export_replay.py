@@ -66,6 +66,14 @@ class VouchCounts:
     vouchers: Counter[str] = field(default_factory=Counter)  # peer id -> number of updates that it vouched for
 
 
+@dataclass(slots=True)
+class DeletedData:
+    """The data of a job on request, which peers delete when the round is over. So nobody can re-execute its updates later."""
+
+    description: str  # what the updates were computed from, for people
+    updates: int = 0  # number of accepted updates
+
+
 @dataclass(frozen=True, slots=True)
 class ExportVerdict:
     """The facts that an export proves."""
@@ -82,6 +90,7 @@ class ExportVerdict:
     # id of a job with an initial model -> (id of the job, round) whose model this is
     initial_models: dict[str, tuple[str, int]]
     vouch_counts: dict[str, VouchCounts]  # id of a job with vouches -> the counts of its vouches
+    deleted_data: dict[str, DeletedData]  # id of a job on request with accepted updates -> their data
     members: dict[str, str]  # peer id -> name of the member
 
 
@@ -156,6 +165,7 @@ class _ExportReplay:
         self._models: dict[bytes, tuple[str, int]] = {}  # digest of a model's parameters -> (job id, round) of the model
         self._starts: dict[str, tuple[str, int]] = {}
         self._vouched = defaultdict[str, VouchCounts](VouchCounts)
+        self._deleted_data: dict[str, DeletedData] = {}
 
     def run(self, progress: Progress, seen: Callable[[StateTransition], None]) -> ExportVerdict:
         # Blocks after a missing block do not belong to the export.
@@ -213,6 +223,8 @@ class _ExportReplay:
         for job in transition.started_jobs:
             encoded = transition.state.jobs.jobs[job].spec
             spec = JobSpec.decode(encoded)
+            if spec.resolved_objective.on_request:
+                self._deleted_data[job.hex()] = DeletedData(spec.resolved_objective.data_without_text)
             # An export may lack the job's data set and tokenizer.
             if spec.resolved_objective.data_exported and spec.data and (self._folder / set_path(spec.data)).is_file():
                 for shard in read_manifest(spec.data, lambda digest, size_max: self._blob(set_path(digest), digest)).shards:
@@ -227,6 +239,8 @@ class _ExportReplay:
         for closed in transition.closed_rounds:
             self._rounds += 1
             self._proposals += len(closed.proposals)
+            if (deleted := self._deleted_data.get(closed.job.hex())) is not None:
+                deleted.updates += len(closed.proposals)
             for vouchers in closed.outcome.vouchers.values():
                 if vouchers:
                     vouched = self._vouched[closed.job.hex()]
@@ -309,6 +323,7 @@ class _ExportReplay:
             {job: state.jobs.jobs[bytes.fromhex(job)].name for job in models},
             self._starts,
             {job: vouched for job, vouched in self._vouched.items() if vouched.updates},
+            {job: deleted for job, deleted in self._deleted_data.items() if deleted.updates},
             {peer_id(key): member.name for key, member in state.members.members.items()},
         )
 

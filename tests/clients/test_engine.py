@@ -9,8 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from clients.objective import ClientObjective
 from clients.pytorch.engine import ClientEngine, clip_gradient
 from clients.records import (
+    LOSS_DEFAULTS,
+    ClientLoss,
+    Example,
     ListedBody,
     Manifest,
     OptimizerStep,
@@ -22,11 +26,12 @@ from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.messages import Proposal
 from protocol.verdicts import OBJECTIVE_CODES_FIRST, Verdict
-from tests.clients.runs import base_model, body, client_spec, floats, tokens, with_example
+from tests.clients.runs import MODEL, base_model, body, client_spec, floats, tokens, with_example
 from training.data.tokenizer import load_tokenizer
 from training.engine_resources import EngineResources
 from training.engines.pytorch.device import CPU
 from training.job_spec import JobSpec
+from training.model_store import _terms
 from training.replay import proposal_replay
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 from training.replicated.tensor_layout import Float32Array
@@ -209,6 +214,36 @@ def test_an_update_from_other_requests_than_the_manifest_s_is_refused(run: Run) 
 def test_a_brief_with_another_number_of_tokens_has_no_update(run: Run) -> None:
     with pytest.raises(RemoteProtocolError, match="its brief names 7"):
         run.propose(run.brief(body(), said=7))
+
+
+@pytest.mark.parametrize("said", [0, 1])
+def test_a_re_executor_refuses_a_brief_with_another_number_of_tokens(run: Run, said: int) -> None:
+    """The number bounds the step's operations, so a false one must cost re-executors no pass."""
+    done = run.propose(run.brief(body(seed=1)))
+    assert run.audit(run.brief(body(seed=1), said=said), done.declaration) is Verdict.REPLAY
+    assert not run.engine(OTHER)._gradients
+
+
+@pytest.mark.parametrize("loss", list(ClientLoss))
+def test_the_tokens_of_a_brief_bound_the_bytes_that_its_bodies_have(run: Run, loss: ClientLoss) -> None:
+    one = body(loss, **LOSS_DEFAULTS[loss]).examples[0]
+    shortest = Example(one.tokens[:2], one.targets[:2], {name: data[:4] for name, data in one.inputs.items()})
+    largest = RequestBody(loss, dict(sorted(LOSS_DEFAULTS[loss].items())), (shortest,))
+    many = replace(largest, examples=(shortest,) * 1_024)
+    brief = run.brief(largest, many)
+    files = {digest: Path(file) for digest, file in brief.files.items()}
+    assert files == {digest: files[digest] for digest in ClientObjective().round_files(run.spec, brief.encoded, files)}
+    few = replace(codec.decode(StepBrief, brief.encoded), tokens=100)
+    with pytest.raises(RemoteProtocolError, match="100 tokens have at most"):
+        ClientObjective().round_files(run.spec, codec.encode(few), files)
+
+
+def test_a_pass_computes_with_the_whole_merged_model() -> None:
+    merged = replace(MODEL, tied=False).parameters
+    for trains, expected in ((True, merged), (False, MODEL.parameters)):
+        spec = client_spec(train_unembed=trains)
+        assert _terms(spec.encode(), spec.resolved_objective, 0).pass_parameters == expected
+    assert MODEL.tied and merged == MODEL.parameters + MODEL.vocabulary * MODEL.width
 
 
 REQUEST = body(examples=2)

@@ -15,8 +15,11 @@ import pytest
 import trio
 
 from clients.gateway.model_queue import GAP_SECONDS
+from clients.ledger.clients_module import FLOPS_ALLOWED, STEPS_ALLOWED
 from clients.records import ClientLoss, Example, RequestBody
 from protocol.api import TrainRequest
+from protocol.errors import UserError
+from protocol.limits import PARAMETERS_ALLOWED
 from storage.api_key_store import ApiKey, ApiKeyStore
 from tests.clients.programs import PROTOBUF, Answer, Json, Program, gradient_request, read_losses, read_samples
 from tests.clients.runs import body, floats, tokens
@@ -462,6 +465,42 @@ def test_checkpoints_are_listed_sampled_and_deleted(gateway: Gateway) -> None:
     other = gateway.program()
     asked = {"session_id": other.session, "model_seq_id": 0, "path": path, "optimizer": False}
     assert other.result_of(other.post("load_weights", asked)).json["path"] == path
+
+
+def test_a_step_beyond_the_limit_that_voters_set_fails_in_its_future(gateway: Gateway) -> None:
+    peer, program = gateway.daemon.client, gateway.program()
+    model, before = program.create_model(), {view.name: view.maximum for view in trio.run(peer.limits)}
+    assert before == {"parameters": PARAMETERS_ALLOWED, "client_flops": FLOPS_ALLOWED, "client_steps": STEPS_ALLOWED}
+    told = trio.run(peer.set_limit, "client_flops", 1_000)
+    assert told == "decided: a step of a client run may need at most 1000 floating-point operations"
+    program.result_of(program.request_losses(model, 1, BATCHES[0]))
+    fault = program.result_of(program.request_step(model, 2)).fault
+    assert fault.startswith("step 0 needs 6 · ") and "this network allows 1000: send fewer tokens, or" in fault
+    trio.run(peer.set_limit, "client_flops", FLOPS_ALLOWED)
+    program.result_of(program.request_losses(model, 3, BATCHES[0]))
+    assert program.result_of(program.request_step(model, 4)).json["metrics"]["refused_rounds:max"] == 0
+    trio.run(peer.set_limit, "client_steps", 1)
+    program.result_of(program.request_losses(model, 5, BATCHES[0]))
+    assert "has had 1 steps, and this network allows 1" in program.result_of(program.request_step(model, 6)).fault
+    trio.run(peer.set_limit, "client_steps", STEPS_ALLOWED)
+    with pytest.raises(UserError, match="unknown limit 'layers': this network has parameters, client_flops, client_steps"):
+        trio.run(peer.set_limit, "layers", 1)
+    with pytest.raises(UserError, match="client_steps 1000001: voters can allow at most 1000000"):
+        trio.run(peer.set_limit, "client_steps", 1_000_001)
+
+
+def test_an_audit_of_an_export_replays_steps_and_names_runs_that_nobody_can_re_execute(gateway: Gateway, tmp_path: Path) -> None:
+    program, data = gateway.program(), str(gateway.daemon.directory)
+    model = program.create_model()
+    program.result_of(program.request_losses(model, 1, BATCHES[0]))
+    assert "metrics" in program.result_of(program.request_step(model, 2)).json
+    assert command("export", str(tmp_path / "run"), "--data-dir", data)[0] == 0
+    status, out, error = command("audit", str(tmp_path / "run"))
+    assert status == 0 and "the export is sound" in out, error
+    told = [line for line in out.splitlines() if "that cannot be re-executed later: peers delete" in line]
+    jobs = {job.job[:16]: job for job in trio.run(gateway.daemon.client.jobs)}
+    assert told and all(line.endswith("the requests of a person's own program after each round") for line in told)
+    assert all(jobs[line.split()[1].rstrip(":")].name.endswith("-run") for line in told), "the base has no such line"
 
 
 def test_keys_divide_a_gateway(gateway: Gateway) -> None:

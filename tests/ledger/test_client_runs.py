@@ -9,7 +9,13 @@ import pytest
 from clients.ledger import clients_module
 from clients.ledger.clients_module import (
     ATTEMPTS_MAX,
+    FLOPS_ALLOWED,
+    FLOPS_LIMIT,
     RUNS_OF_MEMBER_MAX,
+    STEPS_ALLOWED,
+    STEPS_ALLOWED_MAX,
+    STEPS_LIMIT,
+    ClientLimit,
     ClientRun,
     ClientsModule,
     ClientsState,
@@ -22,19 +28,23 @@ from clients.ledger.clients_module import (
 )
 from clients.records import OptimizerStep, StepBrief
 from ledger.core.module import BlockContext, DecodedTransaction, Module, StateChange, StateReader
-from ledger.jobs import UNTRAINED_KEPT_MAX, Job, JobHold, JobPhase, JobsModule, StartJob, StopJob, job_id
+from ledger.core.voted_limit import VotedLimit
+from ledger.jobs import UNTRAINED_KEPT_MAX, Job, JobHold, JobPhase, JobsModule, JobTerms, StartJob, StopJob, job_id
+from ledger.members import ResignAsVoter
+from ledger.network_governance import PARAMETERS_LIMIT
 from ledger.snapshots.snapshot_server import models_in_state
 from protocol import codec
 from protocol.codec import Digest
 from protocol.identity import Signed
 from protocol.verdicts import Verdict
-from tests.ledger.world import BY_KEY, CLIENT, LANGUAGE, PEOPLE, SCRATCH, PlainJobs, World
+from tests.ledger.world import BY_KEY, CLIENT, LANGUAGE, PEOPLE, SCRATCH, PlainJobs, World, admitted
 from tests.sim.keys import FastSigner
 
 OWNER, OTHER = PEOPLE[0], PEOPLE[1]
 SPEC = CLIENT + b":1000"
 ADAMW = OptimizerStep(1e-4, 0.9, 0.95, 1e-12, 0.0, 0.0)
 ACCEPT, REPLAY = Verdict.ACCEPT, Verdict.REPLAY
+PASS_PARAMETERS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +64,16 @@ class HoldsModule(Module[Holds]):
         return StateChange(state, tuple(map(JobHold, state.held)))
 
 
+class SizedJobs(PlainJobs):
+    """Jobs whose passes compute with `PASS_PARAMETERS` parameters."""
+
+    def terms_of_spec(self, spec: bytes) -> JobTerms:
+        return replace(super().terms_of_spec(spec), pass_parameters=PASS_PARAMETERS)
+
+
 class Clients(World):
     def __init__(self, voters: int = 4, trainers: int = 3) -> None:
-        super().__init__(voters, trainers, modules=(HoldsModule(), ClientsModule(PlainJobs())))
+        super().__init__(voters, trainers, modules=(HoldsModule(), ClientsModule(SizedJobs())))
 
     def hold(self, *jobs: bytes) -> None:
         self.decide(self.tx(PEOPLE[2], "holds/set", Holds(jobs)))
@@ -66,14 +83,24 @@ class Clients(World):
         self.decide(signed)
         return job_id(owner.public, self.rules.open_transaction(signed))
 
-    def step(self, key: bytes, number: int, owner: FastSigner = OWNER, ahead: int = 1) -> Signed:
-        return self.tx(owner, "client/step", RequestStep(key, StepBrief(number, bytes([number]) * 32, 100, ADAMW)), ahead)
+    def step(self, key: bytes, number: int, owner: FastSigner = OWNER, ahead: int = 1, tokens: int = 100) -> Signed:
+        return self.tx(owner, "client/step", RequestStep(key, StepBrief(number, bytes([number]) * 32, tokens, ADAMW)), ahead)
 
     def request(self, key: bytes, number: int, owner: FastSigner = OWNER) -> None:
         self.decide(self.step(key, number, owner))
 
+    @property
+    def clients(self) -> ClientsState:
+        return self.state.module_state(ClientsState)
+
     def run(self, key: bytes) -> ClientRun:
-        return self.state.module_state(ClientsState).runs[key]
+        return self.clients.runs[key]
+
+    def vote_for(self, name: str, most: int, *voters: FastSigner) -> None:
+        self.decide(*(self.limit_vote(voter, name, most) for voter in voters))
+
+    def limit_vote(self, voter: FastSigner, name: str, most: int) -> Signed:
+        return self.tx(voter, "client/limit", ClientLimit(name, most))
 
     def close(self, key: bytes, verdict: Verdict = ACCEPT, *transactions: Signed) -> None:
         """Close the open round of a job with this verdict on all its trainers."""
@@ -445,7 +472,8 @@ def test_saved_models_are_bounded_for_each_run_and_member_and_in_bytes(world: Cl
 def test_nothing_can_be_done_with_a_run_in_the_block_that_opens_it(world: Clients) -> None:
     opens = world.tx(OWNER, "client/open", OpenRun(SPEC))
     key = job_id(OWNER.public, world.rules.open_transaction(opens))
-    for kind, content in (("client/end", EndRun(key)), ("client/save", SaveModel(key, "one", 0))):
+    first = RequestStep(key, StepBrief(0, bytes(32), 100, ADAMW))
+    for kind, content in (("client/end", EndRun(key)), ("client/save", SaveModel(key, "one", 0)), ("client/step", first)):
         assert "begins in this block" in str(world.problem(opens, world.tx(OWNER, kind, content, 2)))
 
 
@@ -462,6 +490,97 @@ def test_a_run_may_end_in_the_block_that_closes_its_round(world: Clients) -> Non
 
 def test_a_job_on_request_is_not_started_by_a_person(world: Clients) -> None:
     assert "started by the module" in str(world.problem(world.tx(OWNER, "job/start", StartJob(SPEC))))
+
+
+# Limits that voters set ----------------------------------------------------------------------------------------------------
+
+
+def test_a_step_beyond_the_limit_of_operations_is_refused_with_the_way_out(world: Clients) -> None:
+    key = world.open()
+    most = FLOPS_ALLOWED // (6 * PASS_PARAMETERS)
+    told = str(world.problem(world.step(key, 0, tokens=most + 1)))
+    assert f"step 0 needs 6 · {PASS_PARAMETERS} parameters · {most + 1} tokens = {6 * PASS_PARAMETERS * (most + 1)} " in told
+    assert f"this network allows {FLOPS_ALLOWED}: send fewer tokens, or" in told and "`peer limit client_flops N`" in told
+    assert world.problem(world.step(key, 0, tokens=most)) is None
+    world.request(key, 0)
+    assert world.open_jobs() == {key}, "the run goes on with a smaller step"
+
+
+def test_a_quorum_sets_the_operations_of_a_step_and_a_minority_does_not(world: Clients) -> None:
+    key, more = world.open(), 5 * FLOPS_ALLOWED
+    costly = FLOPS_ALLOWED // (6 * PASS_PARAMETERS) + 1
+    world.vote_for(FLOPS_LIMIT, more, PEOPLE[0], PEOPLE[1])
+    world.vote_for(FLOPS_LIMIT, more + 1, PEOPLE[2])
+    assert world.clients.flops == VotedLimit(
+        FLOPS_ALLOWED, {PEOPLE[0].public: more, PEOPLE[1].public: more, PEOPLE[2].public: more + 1}
+    )
+    assert world.problem(world.step(key, 0, tokens=costly)) and world.read_back() == world.state
+    decides = world.limit_vote(PEOPLE[2], FLOPS_LIMIT, more)
+    assert world.problem(decides, world.step(key, 0, tokens=costly)) is None, "it applies from the next transaction on"
+    world.decide(decides)
+    assert world.clients.flops == VotedLimit(more) and world.clients.runs.keys() == {key}
+    world.vote_for(FLOPS_LIMIT, 6 * PASS_PARAMETERS * 100 - 1, *PEOPLE[:3])
+    assert world.problem(world.step(key, 0)), "voters can lower it, too"
+
+
+def test_a_run_has_as_many_steps_as_voters_allow(world: Clients) -> None:
+    assert world.clients.steps == VotedLimit(STEPS_ALLOWED)
+    world.vote_for(STEPS_LIMIT, 2, *PEOPLE[:3])
+    key = world.open()
+    train(world, key)
+    world.request(key, 1)
+    for _ in range(3):
+        world.close(key, REPLAY)
+    told = str(world.problem(world.step(key, 2)))
+    assert f"run {key.hex()[:8]} has had 2 steps, and this network allows 2: save its model" in told
+    assert "`peer limit client_steps N`" in told
+    train(world, world.open(), 2)
+    world.vote_for(STEPS_LIMIT, 3, *PEOPLE[:3])
+    train(world, key)
+
+
+def test_a_voter_has_one_vote_for_each_limit_and_can_withdraw_it(world: Clients) -> None:
+    world.vote_for(FLOPS_LIMIT, 7, OWNER)
+    world.vote_for(STEPS_LIMIT, 7, OWNER)
+    assert (world.clients.flops.votes, world.clients.steps.votes) == ({OWNER.public: 7}, {OWNER.public: 7})
+    world.vote_for(STEPS_LIMIT, STEPS_ALLOWED, OWNER)
+    assert (world.clients.flops.votes, world.clients.steps.votes) == ({OWNER.public: 7}, {})
+    assert f"already allows {STEPS_ALLOWED} client_steps" in str(
+        world.problem(world.limit_vote(OWNER, STEPS_LIMIT, STEPS_ALLOWED))
+    )
+
+
+def test_only_voters_set_limits_that_there_are(world: Clients) -> None:
+    assert "unknown limit 'parameters'" in str(world.problem(world.limit_vote(OWNER, PARAMETERS_LIMIT, 5)))
+    admitted(world, PEOPLE[7])
+    assert "is not a voter" in str(world.problem(world.limit_vote(PEOPLE[7], STEPS_LIMIT, 5)))
+    assert world.problem(world.limit_vote(OWNER, STEPS_LIMIT, STEPS_ALLOWED_MAX)) is None
+    assert f"at most {STEPS_ALLOWED_MAX}" in str(world.problem(world.limit_vote(OWNER, STEPS_LIMIT, STEPS_ALLOWED_MAX + 1)))
+
+
+def test_votes_go_with_their_author_s_vote(world: Clients) -> None:
+    world.vote_for(FLOPS_LIMIT, 5_000, PEOPLE[3])
+    world.vote_for(STEPS_LIMIT, 5_000, PEOPLE[3])
+    world.decide(world.tx(PEOPLE[3], "member/resign", ResignAsVoter()), empty_after=2)
+    assert not world.clients.flops.votes and not world.clients.steps.votes
+
+
+def test_limits_stay_when_runs_end_and_keys_change(world: Clients) -> None:
+    world.vote_for(STEPS_LIMIT, 7, *PEOPLE[:3])
+    world.vote_for(FLOPS_LIMIT, 7, OTHER)
+    key = world.open()
+    save(world, key)
+    world.decide(world.rotation(OWNER, owner := FastSigner("new key of the owner")))
+    assert world.run(key).owner == owner.public
+    world.decide(world.tx(owner, "client/end", EndRun(key)))
+    world.decide(world.tx(owner, "client/expire", SetExpiry(key, "one", 1)), empty_after=1)
+    assert world.clients == ClientsState({}, VotedLimit(FLOPS_ALLOWED, {OTHER.public: 7}), VotedLimit(7))
+
+
+def test_only_a_network_with_client_runs_has_their_limits(world: Clients) -> None:
+    assert list(world.rules.voted_limits(world.state)) == [PARAMETERS_LIMIT, FLOPS_LIMIT, STEPS_LIMIT]
+    plain = World()
+    assert list(plain.rules.voted_limits(plain.state)) == [PARAMETERS_LIMIT]
 
 
 # Ends --------------------------------------------------------------------------------------------------------------------

@@ -92,7 +92,14 @@ INVITATIONS = (
     InvitationView(OTHER, "open", 1_700_000_000_000, 1_700_604_800_000, ("192.0.2.7:7700", "[::1]:2")),
 )
 
-LIMITS = (LimitView("parameters", 1 << 27, ("1 of 3 needed votes for models of at most 300000000 parameters",)),)
+LIMITS = (
+    LimitView(
+        "parameters",
+        1 << 27,
+        ("1 of 3 needed votes that the model of a new job may have at most 300000000 parameters",),
+        "the model of a new job may have at most 134217728 parameters",
+    ),
+)
 MODULES = (
     ModuleView("members", "core", "what every network has", 1, (1,), 0, 0, ()),
     ModuleView("curation", "", "", 1, (), 2, 812, ("1 of 3 needed votes for version 3 from height 900",)),
@@ -268,7 +275,7 @@ class FakeApi:
         return LIMITS
 
     async def set_limit(self, name: str, most: int) -> str:
-        return f"1 of 3 needed votes for models of at most {most} {name}"
+        return f"1 of 3 needed votes that the model of a new job may have at most {most} {name}"
 
     async def request_upgrade(self, module: str, version: int, height: int) -> str:
         self.asked.append((module, version, height))

@@ -15,6 +15,7 @@ from consensus.voter_set import VoterSet
 from features.feature import Feature
 from features.name_resolution import resolve_peer
 from features.text_tables import pluralize
+from ledger.core.voted_limit import LimitTerms, VotedLimit
 from ledger.ledger_state import LedgerState
 from ledger.members import (
     ApproveVoter,
@@ -25,7 +26,7 @@ from ledger.members import (
     retirement_vote_count,
     warning_for_removal,
 )
-from ledger.network_governance import PARAMETERS_LIMIT, ModuleUpgrade, NetworkLimit, NetworkState
+from ledger.network_governance import ModuleUpgrade, NetworkState
 from peer import features
 from peer.api.running_peer import RunningPeer
 from peer.export.row_proof_file import write_row_proof
@@ -51,7 +52,7 @@ from protocol.api import (
 )
 from protocol.errors import UserError
 from protocol.identity import peer_id, short_id
-from protocol.limits import ADVERTISED_MAX, PARAMETERS_ALLOWED_MAX
+from protocol.limits import ADVERTISED_MAX
 from protocol.messages import Commit
 from transport.connections.peer_link import PeerLink
 from transport.wire.link_measurements import MINUTE_SECONDS, MinuteStats
@@ -114,24 +115,36 @@ class NetworkRpcHandler(NetworkRpc):
         return self._wish(wish, self._wishes(module)[wish])
 
     async def limits(self) -> tuple[LimitView, ...]:
-        wishes = tuple(self._limit_wish(wish, count) for wish, count in Counter(self._network.limit_votes.values()).items())
-        return (LimitView(PARAMETERS_LIMIT, self._network.parameters_max, wishes),)
+        return tuple(
+            LimitView(
+                name,
+                limit.most,
+                tuple(self._limit_votes(terms, most, count) for most, count in Counter(limit.votes.values()).items()),
+                terms.describe(limit.most),
+            )
+            for name, (terms, limit) in self._limits.items()
+        )
 
     async def set_limit(self, name: str, most: int) -> str:
         self.peer.require_member()
-        if name != PARAMETERS_LIMIT:
-            raise UserError(f"unknown limit {name!r}: the only one is `peer limit {PARAMETERS_LIMIT} N`")
-        if most > PARAMETERS_ALLOWED_MAX:
-            raise UserError(f"{PARAMETERS_LIMIT} {most}: voters can allow at most {PARAMETERS_ALLOWED_MAX}")
-        wish = NetworkLimit(name, most)
-        await self.peer.submitter.submit("network/limit", wish)
-        if self._network.parameters_max == most:
-            return f"decided: the model of a new job may have at most {most} {name}"
-        return self._limit_wish(wish, Counter(self._network.limit_votes.values())[wish])
+        if name not in self._limits:
+            raise UserError(f"unknown limit {name!r}: this network has {', '.join(self._limits)}")
+        terms, _ = self._limits[name]
+        if most > terms.most:
+            raise UserError(f"{name} {most}: voters can allow at most {terms.most}")
+        await self.peer.submitter.submit(terms.kind, terms.make_vote(name, most))
+        limit = self._limits[name][1]
+        if limit.most == most:
+            return f"decided: {terms.describe(most)}"
+        return self._limit_votes(terms, most, Counter(limit.votes.values())[most])
 
-    def _limit_wish(self, wish: NetworkLimit, count: int) -> str:
+    @property
+    def _limits(self) -> dict[str, tuple[LimitTerms, VotedLimit]]:
+        return self.peer.driver.rules.voted_limits(self.peer.driver.state)
+
+    def _limit_votes(self, terms: LimitTerms, most: int, count: int) -> str:
         needed = VoterSet(self.peer.driver.state.members.voters).quorum
-        return f"{count} of {needed} needed votes for models of at most {wish.most} {wish.name}"
+        return f"{count} of {needed} needed votes that {terms.describe(most)}"
 
 
 def _known() -> dict[str, tuple[Feature, tuple[int, ...]]]:

@@ -61,11 +61,11 @@ async def limits(asked: CommandContext[PeerApi]) -> tuple[LimitView, ...]:
 
 @command(
     "Vote for a limit of the network",
-    Argument("name", metavar="NAME", help="Limit: `parameters`, of the model of a new job"),
+    Argument("name", metavar="NAME", help="Limit, from `limits`"),
     Argument("most", type=parse_count, metavar="N", help="Largest allowed number, such as 300M"),
     description="""
-        The limit changes when a quorum of voters has asked for the same number, up to 8,589,934,592 parameters. Voting for the
-        present limit withdraws your request.
+        The limit changes when a quorum of voters has asked for the same number. Voting for the present number withdraws your
+        request. `parameters` is the limit of each network, up to 8,589,934,592. Features bring further ones.
 
             peer limit parameters 300M
         """,

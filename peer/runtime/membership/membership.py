@@ -26,7 +26,7 @@ from ledger.members import (
     rotation_preimage,
     token_preimage,
 )
-from ledger.network_governance import PARAMETERS_LIMIT, NetworkState
+from ledger.network_governance import NetworkState
 from peer.runtime.driver import Driver
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.settings.invitation import InvitationString, make_admission
@@ -74,15 +74,16 @@ class Membership:
 
     async def report_upgrades(self) -> None:
         """Show upgrades and limits of the network after each block: new votes, decisions, and upgrades that took effect."""
-        before = self.driver.state.module_state(NetworkState)
+        before = self.driver.state
         while True:
-            applied, now = self.driver.block_applied, self.driver.state.module_state(NetworkState)
+            applied, now = self.driver.block_applied, self.driver.state
             if now is not before:
-                self._report_changes(before, now)
+                self._report_upgrades(before.module_state(NetworkState), now.module_state(NetworkState))
+                self._report_limits(before, now)
             before = now
             await applied.wait()
 
-    def _report_changes(self, before: NetworkState, now: NetworkState) -> None:
+    def _report_upgrades(self, before: NetworkState, now: NetworkState) -> None:
         me, add = self.driver.signer.public, self.driver.events.add
         is_voter = me in self.driver.state.members.voters
         for wish in dict.fromkeys(now.upgrade_votes.values()):
@@ -95,15 +96,24 @@ class Membership:
         for upgrade in now.due_upgrades:
             if upgrade not in before.due_upgrades:
                 add("network", f"decided: {upgrade.module} {upgrade.version} from height {upgrade.height}")
-        for limit in dict.fromkeys(now.limit_votes.values()):
-            if is_voter and limit not in before.limit_votes.values() and now.limit_votes.get(me) != limit:
-                wanted = f"{limit.name} {limit.most}"
-                add("network", f"a voter voted for the limit {wanted}: to agree, run `peer limit {wanted}`")
-        if now.parameters_max != before.parameters_max:
-            add("network", f"decided: the model of a new job may have at most {now.parameters_max} {PARAMETERS_LIMIT}")
         for running in now.modules:
             if running not in before.modules:
                 add("network", f"the network now runs {running.name} {running.version}")
+
+    def _report_limits(self, before: LedgerState, now: LedgerState) -> None:
+        me, add = self.driver.signer.public, self.driver.events.add
+        is_voter = me in now.members.voters
+        known = self.driver.rules.voted_limits(before)
+        for name, (terms, limit) in self.driver.rules.voted_limits(now).items():
+            if name not in known or limit == known[name][1]:
+                continue
+            earlier = known[name][1]
+            for most in dict.fromkeys(limit.votes.values()):
+                if is_voter and most not in earlier.votes.values() and limit.votes.get(me) != most:
+                    wanted = f"{name} {most}"
+                    add("network", f"a voter voted for the limit {wanted}: to agree, run `peer limit {wanted}`")
+            if limit.most != earlier.most:
+                add("network", f"decided: {terms.describe(limit.most)}")
 
     def _tell_candidates(self) -> None:
         """Show the operator of a voter new candidates that the voter may approve."""
