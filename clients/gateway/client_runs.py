@@ -8,6 +8,7 @@ quorum delays requests, and fails none.
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import tempfile
 import time
@@ -49,6 +50,9 @@ from training.api.initial_model import resolve_base_job
 from training.api.job_notes import rejections_text
 from training.job_spec import ROUNDS_MAX, AggregationRule, AuditMode, JobSpec, OuterOptimizerKind
 from training.round_context import TrainingPeer, WorkerClient
+
+
+log = logging.getLogger("site")
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +244,10 @@ class ClientRuns:
         """End this gateway's unfinished runs except those in `used`. A killed process may have left runs that no model has."""
         runs = self._peer.state.module_state(ClientsState).runs
         for key in [key for key, run in runs.items() if run.owner == self._peer.me and not run.is_over and key not in used]:
-            await self.end_run(key)
+            try:
+                await self.end_run(key)
+            except UserError as error:
+                log.warning("run %s of an earlier process is not ended: %s", key.hex()[:8], error)
 
     async def end_run(self, key: bytes) -> None:
         """End a run, unless it is over."""

@@ -166,21 +166,9 @@ class ModelQueue:
         match request.kind:
             case RequestKind.CREATE:
                 said = codec.decode(CreateModel, request.payload)
-                if said.path:
-                    await self._load(said.path, said.with_moments)
-                    return self._encoders.loaded(self.model, said.path)
-                await self._give_run(
-                    partial(
-                        self._runs.open_run,
-                        said.base,
-                        rank=said.rank,
-                        seed=said.seed,
-                        train_attn=said.train_attn,
-                        train_mlp=said.train_mlp,
-                        train_unembed=said.train_unembed,
-                    )
-                )
-                return self._encoders.created(self.model)
+                if (await self._model()).job is None:  # A killed process may have opened the run.
+                    await self._create(said)
+                return self._encoders.loaded(self.model, said.path) if said.path else self._encoders.created(self.model)
             case RequestKind.SAVE:
                 save = codec.decode(SaveCheckpoint, request.payload)
                 job = await self._job()
@@ -212,16 +200,35 @@ class ModelQueue:
             case RequestKind.INVALID:
                 raise UserError(request.payload.decode())
 
+    async def _create(self, said: CreateModel) -> None:
+        """Give the model its first run."""
+        if said.path:
+            await self._load(said.path, said.with_moments)
+            return
+        open_run = partial(
+            self._runs.open_run,
+            said.base,
+            rank=said.rank,
+            seed=said.seed,
+            train_attn=said.train_attn,
+            train_mlp=said.train_mlp,
+            train_unembed=said.train_unembed,
+        )
+        await self._give_run(open_run)
+
     async def _load(self, path: str, with_moments: bool) -> None:
         """Give the model a new run, which continues from a checkpoint."""
         found = await self._checkpoints.find_checkpoint((await self._model()).owner, path)
         await self._give_run(partial(self._checkpoints.load_checkpoint, found, with_moments=with_moments))
 
     async def _give_run(self, open_run: Callable[[], Awaitable[bytes]]) -> None:
-        """Give the model a new run. Runs of a killed process that no model has are ended first."""
+        """Give the model a new run, and end the runs of a killed process that no model has.
+
+        The transactions of that process are decided by then, because they have the nonces of this one's.
+        """
         async with self._opening:
-            await self._runs.end_unused_runs(await trio.to_thread.run_sync(self._store.list_jobs))
             await trio.to_thread.run_sync(self._store.set_job, self.model, await open_run())
+            await self._runs.end_unused_runs(await trio.to_thread.run_sync(self._store.list_jobs))
 
     async def _step(self, request: StoredRequest) -> StepOutcome:
         job = await self._job()

@@ -439,24 +439,30 @@ async def test_a_request_that_comes_while_its_queue_looks_for_one_is_computed(tm
         assert is_late and not program.api._queues and await program.fault(f"{model}#2") == "late"
 
 
-async def test_a_run_that_a_killed_gateway_has_opened_for_no_model_is_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_stored", [False, True], ids=["opened", "stored"])
+async def test_a_gateway_that_is_killed_while_it_opens_a_run_leaves_no_other_run(tmp_path: Path, is_stored: bool) -> None:
     runs = ScriptedRuns()
     async with gateway(tmp_path, runs) as program:
         models = [await program.create_model()]
-        open_run = runs.open_run
+        open_run, store = runs.open_run, program.api._store
 
         async def open_and_die(*arguments: Any, **more: Any) -> bytes:
-            await open_run(*arguments, **more)
-            return await trio.sleep_forever()
+            key = await open_run(*arguments, **more)
+            if is_stored:
+                store.set_job(models[1], key)
+            await trio.sleep_forever()
+            return key
 
         runs.open_run = open_and_die  # type: ignore[method-assign]
-        models.append(model_of(await program.request_model(1)))
+        models.append("s:train:1")
+        await program.request_model(1)
         await trio.testing.wait_all_tasks_blocked()
     runs.open_run = open_run  # type: ignore[method-assign]
     async with gateway(tmp_path, runs) as program:
         await program.result(f"{models[1]}#0")
         jobs = [program.api._store.find_model(model) for model in models]
-    assert [job.job for job in jobs if job] == [run(1), run(3)] and runs.ended == [run(2)]
+    assert [job.job for job in jobs if job] == ([run(1), run(2)] if is_stored else [run(1), run(3)])
+    assert runs.ended == ([] if is_stored else [run(2)])
 
 
 async def test_many_waiting_requests_of_a_model_are_refused_by_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
