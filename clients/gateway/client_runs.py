@@ -51,7 +51,6 @@ from training.api.job_notes import rejections_text
 from training.job_spec import ROUNDS_MAX, AggregationRule, AuditMode, JobSpec, OuterOptimizerKind
 from training.round_context import TrainingPeer, WorkerClient
 
-
 log = logging.getLogger("site")
 
 
