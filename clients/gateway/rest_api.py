@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,31 +29,25 @@ class RestApi:
     store: RequestStore
     checkpoints: Checkpoints
     runs: ClientRuns
-    admit: Callable[[ApiKey, str], None]  # function of a key and a client's address that raises `HttpProblem` for a stranger
 
-    async def list_training_runs(self, key: ApiKey, host: str, limit: int, offset: int) -> Json:
-        self.admit(key, host)
+    async def list_training_runs(self, key: ApiKey, limit: int, offset: int) -> Json:
         models, total = await trio.to_thread.run_sync(self.store.list_created_models, owner_of(key), limit, offset)
         return {"training_runs": [_training_run(model, key) for model in models], "cursor": _cursor(limit, offset, total)}
 
-    async def get_training_run(self, key: ApiKey, host: str, run_id: str) -> Json:
-        self.admit(key, host)
+    async def get_training_run(self, key: ApiKey, run_id: str) -> Json:
         return _training_run(await self._require_run(key, run_id), key)
 
-    async def list_checkpoints(self, key: ApiKey, host: str, run_id: str) -> Json:
-        self.admit(key, host)
+    async def list_checkpoints(self, key: ApiKey, run_id: str) -> Json:
         await self._require_run(key, run_id)
         found = await trio.to_thread.run_sync(self.store.list_checkpoints, owner_of(key), self.runs.time_ms, run_id)
         return {"checkpoints": [_checkpoint(each) for each in found]}
 
-    async def list_all_checkpoints(self, key: ApiKey, host: str, limit: int, offset: int) -> Json:
-        self.admit(key, host)
+    async def list_all_checkpoints(self, key: ApiKey, limit: int, offset: int) -> Json:
         found = await trio.to_thread.run_sync(self.store.list_checkpoints, owner_of(key), self.runs.time_ms)
         page = [_checkpoint(each) for each in found[offset : offset + limit]]
         return {"checkpoints": page, "cursor": _cursor(limit, offset, len(found))}
 
-    async def show_weights(self, key: ApiKey, host: str, tinker_path: str) -> Json:
-        self.admit(key, host)
+    async def show_weights(self, key: ApiKey, tinker_path: str) -> Json:
         found = await self._require_checkpoint(key, tinker_path)
         said = codec.decode(CreateModel, (await self._require_run(key, found.model)).creation)
         return {
@@ -65,15 +59,13 @@ class RestApi:
             "train_unembed": said.train_unembed,
         }
 
-    async def delete_checkpoint(self, key: ApiKey, host: str, run_id: str, kind: str, name: str) -> Json:
-        self.admit(key, host)
+    async def delete_checkpoint(self, key: ApiKey, run_id: str, kind: str, name: str) -> Json:
         found = await self._require_checkpoint(key, checkpoint_path(run_id, f"{kind}/{name}"))
         with _undecided():
             await self.checkpoints.delete_checkpoint(found)
         return {}
 
-    async def set_checkpoint_ttl(self, key: ApiKey, host: str, run_id: str, kind: str, name: str, ttl_seconds: Any) -> Json:
-        self.admit(key, host)
+    async def set_checkpoint_ttl(self, key: ApiKey, run_id: str, kind: str, name: str, ttl_seconds: Any) -> Json:
         found = await self._require_checkpoint(key, checkpoint_path(run_id, f"{kind}/{name}"))
         try:
             expires_ms = expiry(self.runs.time_ms, ttl_seconds)
@@ -89,13 +81,11 @@ class RestApi:
         except UserError as error:
             raise HttpProblem("not-found", str(error)) from None
 
-    async def list_sessions(self, key: ApiKey, host: str, limit: int, offset: int) -> Json:
-        self.admit(key, host)
+    async def list_sessions(self, key: ApiKey, limit: int, offset: int) -> Json:
         sessions, total = await trio.to_thread.run_sync(self.store.list_sessions, owner_of(key), limit, offset)
         return {"sessions": sessions, "cursor": _cursor(limit, offset, total)}
 
-    async def get_session(self, key: ApiKey, host: str, session_id: str) -> Json:
-        self.admit(key, host)
+    async def get_session(self, key: ApiKey, session_id: str) -> Json:
         owner = owner_of(key)
         models = await trio.to_thread.run_sync(self.store.list_session_models, owner, session_id, LISTED_MAX)
         samplers = await trio.to_thread.run_sync(self.store.list_session_samplers, owner, session_id, LISTED_MAX)

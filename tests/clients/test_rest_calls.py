@@ -18,7 +18,7 @@ from clients.gateway.http_routes import ROUTES
 from clients.gateway.request_store import StoredSampler, owner_of
 from clients.ledger.clients_module import ClientRun, EndRun
 from protocol.errors import UserError
-from tests.clients.test_tinker_api import ANNA, BEN, HOST, REQUESTS, Caller, Json, ScriptedRuns, gateway, refusal
+from tests.clients.test_tinker_api import ANNA, BEN, REQUESTS, Caller, Json, ScriptedRuns, gateway, refusal
 from web.calls import BytesReply, HeldReply, parse_fields
 
 BEGAN_MS = 1_800_000_000_000
@@ -37,23 +37,23 @@ def iso(seconds: int) -> str:
 
 
 async def runs_of(program: Caller, limit: int = 20, offset: int = 0) -> Json:
-    return await program.api.rest.list_training_runs(program.key, HOST, limit, offset)
+    return await program.api.rest.list_training_runs(program.key, limit, offset)
 
 
 async def sessions_of(program: Caller, limit: int = 20, offset: int = 0) -> Json:
-    return await program.api.rest.list_sessions(program.key, HOST, limit, offset)
+    return await program.api.rest.list_sessions(program.key, limit, offset)
 
 
 async def session_of(program: Caller, session: str = "s") -> Json:
-    return await program.api.rest.get_session(program.key, HOST, session)
+    return await program.api.rest.get_session(program.key, session)
 
 
 async def finish(program: Caller, session: str = "s") -> None:
-    assert await program.api.close_session(program.key, HOST, session) == {}
+    assert await program.api.close_session(program.key, session) == {}
 
 
 async def create_in(program: Caller, session: str, number: int = 0) -> str:
-    said = await program.api.create_model(program.key, HOST, session, number, "base", {"rank": 8}, {})
+    said = await program.api.create_model(program.key, session, number, "base", {"rank": 8}, {})
     return str((await program.result(said["request_id"]))["model_id"])
 
 
@@ -83,7 +83,7 @@ async def test_models_are_training_runs_the_newest_first(tmp_path: Path, seconds
             "corrupted": False,
         }
         assert page["training_runs"][1]["last_request_time"] == iso(3) and page["training_runs"][2]["lora_rank"] == 32
-        assert await program.api.rest.get_training_run(program.key, HOST, models[2]) == page["training_runs"][0]
+        assert await program.api.rest.get_training_run(program.key, models[2]) == page["training_runs"][0]
         second = await runs_of(program, 1, 1)
         assert [run["training_run_id"] for run in second["training_runs"]] == [models[1]]
         assert second["cursor"] == {"limit": 1, "offset": 1, "total_count": 3}
@@ -98,8 +98,8 @@ async def test_a_model_that_was_not_created_is_no_training_run(tmp_path: Path) -
         assert isinstance(await program.retrieve(request), HeldReply)
         assert [run["training_run_id"] for run in (await runs_of(program))["training_runs"]] == ["s:train:2"]
         for missing in ("s:train:0", "s:train:1", "s:train:9", "s"):
-            assert (await refusal(program.api.rest.get_training_run(program.key, HOST, missing))).code == "not-found"
-            assert (await refusal(program.api.rest.list_checkpoints(program.key, HOST, missing))).code == "not-found"
+            assert (await refusal(program.api.rest.get_training_run(program.key, missing))).code == "not-found"
+            assert (await refusal(program.api.rest.list_checkpoints(program.key, missing))).code == "not-found"
 
 
 async def test_sessions_have_their_models_and_samplers(tmp_path: Path, seconds: None) -> None:
@@ -141,8 +141,8 @@ async def test_a_key_lists_its_own_models_and_sessions(tmp_path: Path) -> None:
             assert (await runs_of(ben))["training_runs"] == (await sessions_of(ben))["sessions"] == []
             assert (await runs_of(ben))["cursor"]["total_count"] == (await sessions_of(ben))["cursor"]["total_count"] == 0
             for call in (
-                ben.api.rest.get_training_run(other, HOST, model),
-                ben.api.rest.list_checkpoints(other, HOST, model),
+                ben.api.rest.get_training_run(other, model),
+                ben.api.rest.list_checkpoints(other, model),
                 session_of(ben),
             ):
                 assert (await refusal(call)).code == "not-found"
@@ -158,15 +158,15 @@ async def test_a_key_lists_its_own_models_and_sessions(tmp_path: Path) -> None:
 async def test_there_are_no_checkpoints_and_nothing_is_cancelled(tmp_path: Path) -> None:
     async with gateway(tmp_path, ScriptedRuns(seconds=1.0)) as program:
         rest, model = program.api.rest, await program.create_model()
-        assert await rest.list_checkpoints(program.key, HOST, model) == {"checkpoints": []}
+        assert await rest.list_checkpoints(program.key, model) == {"checkpoints": []}
         cursor = {"limit": 100, "offset": 0, "total_count": 0}
-        assert await rest.list_all_checkpoints(program.key, HOST, 100, 0) == {"checkpoints": [], "cursor": cursor}
+        assert await rest.list_all_checkpoints(program.key, 100, 0) == {"checkpoints": [], "cursor": cursor}
         path = f"tinker://{model}/weights/step1"
-        problem = await refusal(rest.show_weights(program.key, HOST, path))
+        problem = await refusal(rest.show_weights(program.key, path))
         assert problem.code == "not-found" and problem.detail == f"no weights {path!r}: they were not saved, or they have expired"
         request = await program.request_losses(model, 1)
         for cancelled in (request, "unknown"):
-            assert await program.api.cancel_future(program.key, HOST, cancelled) == {}
+            assert await program.api.cancel_future(program.key, cancelled) == {}
         assert isinstance(await program.result(request), BytesReply)
 
 

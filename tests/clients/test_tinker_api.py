@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ import trio
 
 from clients.gateway import model_queue
 from clients.gateway.client_runs import LossReport
+from clients.gateway.http_routes import ROUTES
 from clients.gateway.model_queue import GAP_SECONDS
 from clients.gateway.request_store import RequestStore
 from clients.gateway.tinker_api import LOCAL_PROGRAMS, TinkerApi
@@ -28,10 +30,12 @@ from protocol.errors import StorageError, UserError
 from storage.api_key_store import ApiKey, ApiKeyStore
 from tests.clients.programs import gradient_request, read_losses
 from tests.clients.runs import body
-from web.calls import BytesReply, HeldReply, HttpProblem
+from web.calls import BytesReply, Credentials, HeldReply, HttpProblem
+from web.routes import Route
+from web.site import Site, SiteHandlers
 
 Json = dict[str, Any]
-HOST = "127.0.0.1"
+HOST, STRANGER = "127.0.0.1", "192.0.2.7"
 REQUESTS = [body(examples=1 + seed % 3, seed=seed) for seed in range(8)]
 STEP = {"learning_rate": 0.5}
 
@@ -108,7 +112,7 @@ class Caller:
     key: ApiKey = LOCAL_PROGRAMS
 
     async def request_model(self, number: int = 0, base: str = "base", optimizer: Json | None = None, **lora: Any) -> str:
-        said = await self.api.create_model(self.key, HOST, "s", number, base, lora, optimizer or {})
+        said = await self.api.create_model(self.key, "s", number, base, lora, optimizer or {})
         return str(said["request_id"])
 
     async def create_model(self, number: int = 0) -> str:
@@ -116,14 +120,14 @@ class Caller:
         return str(reply["model_id"])
 
     async def request_losses(self, model: str, number: int, request: RequestBody = REQUESTS[0], **fields: Any) -> str:
-        said = await self.api.forward_backward(self.key, HOST, gradient_request(model, number, request, **fields))
+        said = await self.api.forward_backward(self.key, gradient_request(model, number, request, **fields))
         return str(said["request_id"])
 
     async def request_step(self, model: str, number: int, terms: Json = STEP, other: Json | None = None) -> str:
-        return str((await self.api.optim_step(self.key, HOST, model, number, terms, other or {}))["request_id"])
+        return str((await self.api.optim_step(self.key, model, number, terms, other or {}))["request_id"])
 
     async def retrieve(self, request: str) -> Any:
-        return await self.api.retrieve_future(self.key, HOST, request)
+        return await self.api.retrieve_future(self.key, request)
 
     async def result(self, request: str) -> Any:
         with trio.fail_after(1_000):
@@ -275,7 +279,7 @@ async def test_a_model_that_cannot_be_created_is_a_failed_future(tmp_path: Path,
     async with gateway(tmp_path) as program:
         request = await program.request_model(0, **arguments)
         assert request == "s:train:0#0" and fault in await program.fault(request)
-        assert (await refusal(program.api.get_info(program.key, HOST, "s:train:0"))).code == "not-found"
+        assert (await refusal(program.api.get_info(program.key, "s:train:0"))).code == "not-found"
         assert "was not created" in await program.fault(await program.request_losses("s:train:0", 1))
         assert await program.create_model(1) == "s:train:1" and program.runs.opened == 1
 
@@ -369,7 +373,7 @@ async def test_a_model_is_created_once_also_by_calls_at_the_same_time(tmp_path: 
         assert await program.request_model(0, rank=8) == said[0]
         await program.result(await program.request_losses("s:train:0", 1))
         assert program.runs.opened == 1 and len(program.runs.passes) == 1
-        info = await program.api.get_info(program.key, HOST, "s:train:0")
+        info = await program.api.get_info(program.key, "s:train:0")
         assert (info["model_id"], info["model_name"], info["lora_rank"], info["model_data"]["model_name"]) == (
             "s:train:0", "base", 32, "base",
         )  # fmt: skip
@@ -443,7 +447,7 @@ async def test_models_belong_to_one_key(tmp_path: Path) -> None:
             ben.request_step(model, 2),
             ben.retrieve(request),
             ben.retrieve(f"{model}#77"),
-            ben.api.get_info(BEN, HOST, model),
+            ben.api.get_info(BEN, model),
         ):
             assert (await refusal(call)).code == "not-found"
         later = replace(anna, key=replace(ANNA, created_ms=2))
@@ -453,19 +457,42 @@ async def test_models_belong_to_one_key(tmp_path: Path) -> None:
 
 async def test_programs_of_other_machines_need_a_key(tmp_path: Path) -> None:
     async with gateway(tmp_path) as program:
-        assert program.api.authorize("tml-whatever") is LOCAL_PROGRAMS
-        problem = await refusal(program.api.create_model(LOCAL_PROGRAMS, "192.0.2.7", "s", 0, "base", {}, {}))
-        assert problem.code == "unauthorized"
+        for host in (HOST, "127.9.9.9", "::1"):
+            assert await program.api.authorize(Credentials("tml-whatever", host)) is LOCAL_PROGRAMS
+        for host in (STRANGER, ""):
+            problem = await refusal(program.api.authorize(Credentials("tml-whatever", host)))
+            assert problem.code == "unauthorized" and "has no API keys" in problem.detail
         store = ApiKeyStore(tmp_path / "keys.sqlite")
         secret = store.create_key(ANNA)
-        assert program.api.authorize(secret).name == "anna"
-        await program.api.create_model(ANNA, "192.0.2.7", "s", 0, "base", {}, {})
+        for host in (HOST, STRANGER):
+            assert (await program.api.authorize(Credentials(secret, host))).name == "anna"
         for wrong in ("tml-whatever", "", secret + "x"):
-            with pytest.raises(HttpProblem, match="unknown API key"):
-                program.api.authorize(wrong)
+            assert "unknown API key" in (await refusal(program.api.authorize(Credentials(wrong, HOST)))).detail
         store.revoke_key("anna")
-        with pytest.raises(HttpProblem, match="unknown API key"):
-            program.api.authorize(secret)
+        assert "unknown API key" in (await refusal(program.api.authorize(Credentials(secret, HOST)))).detail
+
+
+@pytest.mark.real("a thread")
+async def test_keys_are_read_in_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of keys may wait for the disk, and Trio's thread decides blocks."""
+    threads, find_key = set[int](), ApiKeys.find_key
+
+    def find(keys: ApiKeys, secret: str) -> ApiKey | None:
+        threads.add(threading.get_ident())
+        return find_key(keys, secret)
+
+    monkeypatch.setattr(ApiKeys, "find_key", find)
+    async with gateway(tmp_path) as program:
+        await program.api.authorize(Credentials("tml-any", HOST))
+    assert threads and threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize("route", ROUTES.routes, ids=lambda route: route.operation)
+async def test_no_call_serves_a_stranger(tmp_path: Path, route: Route) -> None:
+    """The check is that of all routes, so that a new one cannot lack it."""
+    desk: Any = SimpleNamespace(folder=tmp_path, peer=None, api_keys=ApiKeys(ApiKeyStore(tmp_path / "keys.sqlite")))
+    answer = SiteHandlers(Site((ROUTES,), ()), desk).bind(route)
+    assert (await refusal(answer(Credentials("tml-any", STRANGER), {}))).code == "unauthorized"
 
 
 async def test_the_quota_of_models_does_not_count_failed_ones(tmp_path: Path) -> None:
@@ -527,5 +554,5 @@ async def test_old_results_are_dropped_and_undecided_gradients_stay(tmp_path: Pa
         ((_, _, bodies),) = program.runs.steps
         assert bodies == [repr(REQUESTS[1]).encode()]
         assert store.find_request(model, 1) is None
-        assert (await program.api.get_info(program.key, HOST, model))["model_name"] == "base"
+        assert (await program.api.get_info(program.key, model))["model_name"] == "base"
     store.close()
