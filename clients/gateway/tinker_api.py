@@ -406,7 +406,7 @@ class TinkerApi:
             return self.desk.api_keys.spend_tokens(key, tokens, time.monotonic())
 
         try:
-            await self._samplers.request_samples(name, sampler, given, spend)
+            self._samplers.request_samples(name, sampler, given, spend)
         except OverflowError:
             raise HttpProblem("too-many", "too many requests for samples wait", retry_after=1) from None
         # The SDK expects an id for each sample, even if the request fails.

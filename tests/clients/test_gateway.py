@@ -352,8 +352,8 @@ def test_faults_of_samples_are_failures_of_their_futures(gateway: Gateway) -> No
     sampler = program.post("create_sampling_session", ids).json["sampling_session_id"]
     faults: list[tuple[list[int], Json, str]] = [
         ([1] * 99, {}, "the prompt has 99 tokens, and the model's context is 24"),
-        ([400], {}, "contain '400', but the vocabulary has the tokens 0 to 256"),
-        ([1], {"num_samples": 65}, "num_samples must be a whole number from 1 to 64, not '65'"),
+        ([400], {}, "contain 400, but the vocabulary has the tokens 0 to 256"),
+        ([1], {"num_samples": 65}, "num_samples must be a whole number from 1 to 64, not 65"),
         ([1], {"sampling_params": {"temperature": None}}, "temperature must be a number"),
     ]
     for number, (prompt, given, fault) in enumerate(faults):
