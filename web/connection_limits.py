@@ -26,7 +26,7 @@ from aiohttp.abc import AbstractAccessLogger
 # Divisor of all connections that gives the limit of one host: a quarter, since an office shares one address.
 HOST_SHARE_DIVISOR: Final = 4
 HEADER_SECONDS: Final = 15.0  # longest time from the connection, or from the last reply, to the next complete header of a request
-REQUEST_SECONDS: Final = 60.0  # longest time from a header until the reply is sent: the longest call waits 13 seconds
+REQUEST_SECONDS: Final = 60.0  # longest time from a header until the reply is sent: the longest calls wait 30 seconds
 FILE_SECONDS: Final = 600.0  # longest time from a header until a file is sent or received: 16 MiB over a link of 0.25 Mbit/s
 
 SERVER_HEADER: Final = "folkmoot"  # header `Server` without a version, which would show strangers the bugs to try

@@ -41,7 +41,7 @@ from clients.gateway.request_store import (
     StoredSampler,
     owner_of,
 )
-from clients.gateway.rest_api import RestApi
+from clients.gateway.rest_api import RestApi, describe_run
 from clients.gateway.samplers import SampleFault, Samplers
 from clients.ledger.clients_module import StepOutcome
 from clients.records import RANK_MAX, OptimizerStep, RequestBody
@@ -84,7 +84,7 @@ class TinkerApi:
     held: HeldReplies = field(default_factory=HeldReplies)
 
     def __post_init__(self) -> None:
-        peer = cast(TrainingPeer, self.desk.peer)
+        self._peer = peer = cast(TrainingPeer, self.desk.peer)
         self._runs = ClientRuns(peer)
         self._store = RequestStore(self.desk.folder)
         self._queues = dict[str, ModelQueue]()
@@ -95,7 +95,7 @@ class TinkerApi:
             created=_created, losses=_losses, step=_step, sampler=_sampler, saved=_saved, loaded=_loaded
         )
         self._checkpoints = Checkpoints(self._runs, self._store)
-        self.rest = RestApi(self._store, self._checkpoints, self._runs)
+        self.rest = RestApi(peer, self._store, self._checkpoints, self._runs)
         self._samplers = Samplers(peer, self._store, self.desk.folder / "samplers", self.held.announce, self._tasks.send_nowait)
 
     async def authorize(self, credentials: Credentials) -> ApiKey:
@@ -246,10 +246,10 @@ class TinkerApi:
         if session_id is not None and model_seq_id is not None:
 
             async def make_request() -> CreateModel:
-                found = await self._checkpoints.find_checkpoint(owner_of(key), path)
-                before = await trio.to_thread.run_sync(self._store.find_created_model, found.owner, found.model)
-                assert before is not None, "the model was saved"
-                return replace(codec.decode(CreateModel, before.creation), path=path, with_moments=optimizer)
+                saved = describe_run(self._peer, (await self._checkpoints.find_checkpoint(owner_of(key), path)).job)
+                if saved is None:
+                    raise UserError(f"no weights {path!r}: the network has deleted their run")
+                return replace(saved, path=path, with_moments=optimizer)
 
             return await self._create(key, f"{session_id}:train:{model_seq_id}", session_id, make_request)
         if model_id is None or seq_id is None:
@@ -271,18 +271,18 @@ class TinkerApi:
             await self._add(key, model, number, RequestKind.INVALID, str(error).encode())
 
     async def get_info(self, key: ApiKey, model_id: str) -> Json:
-        await self._require_model(key, model_id)
+        known = await self._require_model(key, model_id)
         request = await trio.to_thread.run_sync(self._store.find_request, model_id, CREATE_NUMBER)
         if request is None or request.kind is not RequestKind.CREATE or request.outcome in FAULT_CATEGORIES:
             raise HttpProblem("not-found", f"model {model_id!r} was not created: see the failure of create_model")
-        said = codec.decode(CreateModel, request.payload)
+        model = describe_run(self._peer, known.job) or codec.decode(CreateModel, request.payload)
         return {
             "type": "get_info",
             "model_id": model_id,
-            "model_name": said.base,
+            "model_name": model.base,
             "is_lora": True,
-            "lora_rank": said.rank,
-            "model_data": {"model_name": said.base, "arch": "folkmoot"},
+            "lora_rank": model.rank,
+            "model_data": {"model_name": model.base, "arch": "folkmoot"},
         }
 
     # Steps -----------------------------------------------------------------------------------------------------------
@@ -428,14 +428,13 @@ class TinkerApi:
         if SAMPLER_PART in model:
             await self._require_sampler(key, model)
             return self._samples_reply(request_id)
-        if await trio.to_thread.run_sync(self._store.find_model, model) is None:
-            raise HttpProblem("gone", f"no request {request_id!r}")
-        await self._require_model(key, model)
-        request = None
-        if number.isascii() and number.isdecimal() and len(number) <= len(str(SEQ_ID_MAX)):
+        known, request = await trio.to_thread.run_sync(self._store.find_model, model), None
+        is_number = number.isascii() and number.isdecimal() and len(number) <= len(str(SEQ_ID_MAX))
+        if known is not None and known.owner == owner_of(key) and is_number:
             request = await trio.to_thread.run_sync(self._store.find_request, model, int(number))
         if request is None:
-            raise HttpProblem("gone", f"no request {request_id!r}")
+            unknown = reprlib.repr(request_id)
+            raise HttpProblem("not-found", f"no request {unknown}: it was not sent, or its result was dropped after many others")
         return _future_reply(request)
 
     async def cancel_future(self, key: ApiKey, request_id: str) -> Json:
@@ -445,7 +444,7 @@ class TinkerApi:
     def _samples_reply(self, name: str) -> Json | BytesReply | HeldReply:
         try:
             result = self._samplers.find_result(name)
-        except KeyError:  # The SDK requests these samples again.
+        except KeyError:  # For this status alone, the SDK requests the samples again.
             raise HttpProblem("gone", f"no request {name!r}") from None
         if result is None:
             return _try_again(name)

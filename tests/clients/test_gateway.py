@@ -231,11 +231,11 @@ def test_models_with_the_same_data_take_their_steps(gateway: Gateway) -> None:
             assert program.result_of(step).json == {"metrics": {"round:max": round, "refused_rounds:max": 0}}
 
 
-def test_a_poll_for_an_unknown_request_is_gone(gateway: Gateway) -> None:
+def test_a_poll_for_an_unknown_request_is_not_found(gateway: Gateway) -> None:
     program = gateway.program()
     for unknown in ("none", f"{program.session}:train:0#1", "#" + "9" * 5_000):
-        gone = program.retrieve(unknown)
-        assert gone.status == 410 and gone.json["detail"].startswith("no request")
+        missing = program.retrieve(unknown)
+        assert missing.status == 404 and missing.json["detail"].startswith("no request")
     assert program.post("forward_backward", b"no protobuf").status == 400
 
 
@@ -404,6 +404,12 @@ def test_a_loop_continues_from_a_checkpoint_as_if_it_had_not_stopped(gateway: Ga
     program.request_losses(model, 19, BATCHES[1])
     post("load_weights", model_id=model, seq_id=20, path=path, optimizer=False)
     assert "no gradient" in program.result_of(program.request_step(model, 21)).fault
+    # A model of another rank has that of the weights after the load.
+    other = program.create_model(3, lora_config={"rank": 8, "seed": 3})
+    assert program.post("get_info", {"model_id": other}).json["lora_rank"] == 8
+    post("load_weights", model_id=other, seq_id=1, path=path, optimizer=False)
+    assert program.post("get_info", {"model_id": other}).json["lora_rank"] == 4
+    assert program.send("GET", f"training_runs/{other}").json["lora_rank"] == 4
 
 
 def test_checkpoints_are_listed_sampled_and_deleted(gateway: Gateway) -> None:
@@ -425,7 +431,7 @@ def test_checkpoints_are_listed_sampled_and_deleted(gateway: Gateway) -> None:
     save("save_weights", 4, "one", ttl_seconds=9_000)
     assert f"there are weights {path!r} already" in save("save_weights_for_sampler", 5, "samp").fault
     assert save("save_weights", 6, "one", overwrite=True).status == 200
-    for number, name in enumerate(("", "a/b", "a b", "x?y", "x#y", "é", "n" * 49, None, 5), 7):
+    for number, name in enumerate(("", "a/b", "a b", "x?y", "x#y", "é", "n" * 49, ".", "..", None, 5), 7):
         assert "must have 1 to 48 letters" in save("save_weights", number, name).fault
     for number, lifetime in enumerate((0, -1, 2**60, "1", 1.5), 20):
         assert "ttl_seconds must be a whole number" in save("save_weights", number, "two", ttl_seconds=lifetime).fault

@@ -13,13 +13,16 @@ import pytest
 import trio
 
 from clients.gateway import request_store
+from clients.gateway.checkpoints import EXPIRED_MS
 from clients.gateway.client_runs import ClientRuns
 from clients.gateway.http_routes import ROUTES
-from clients.gateway.request_store import StoredSampler, owner_of
+from clients.gateway.request_store import StoredCheckpoint, StoredSampler, owner_of
+from clients.gateway.rest_api import DECISION_SECONDS
 from clients.ledger.clients_module import ClientRun, EndRun
 from protocol.errors import UserError
 from tests.clients.test_tinker_api import ANNA, BEN, REQUESTS, Caller, Json, ScriptedRuns, gateway, refusal
 from web.calls import BytesReply, HeldReply, parse_fields
+from web.connection_limits import REQUEST_SECONDS
 
 BEGAN_MS = 1_800_000_000_000
 
@@ -168,6 +171,30 @@ async def test_there_are_no_checkpoints_and_nothing_is_cancelled(tmp_path: Path)
         for cancelled in (request, "unknown"):
             assert await program.api.cancel_future(program.key, cancelled) == {}
         assert isinstance(await program.result(request), BytesReply)
+
+
+async def test_an_undecided_change_of_a_checkpoint_is_a_503_in_time_and_may_be_repeated(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as program:
+        model, times, seconds = await program.create_model(), list[int](), 0.0
+        path, owner = f"tinker://{model}/weights/a", owner_of(program.key)
+        program.api._store.put_checkpoint(StoredCheckpoint(path, owner, model, "weights/a", b"j" * 32, 1, bytes(32), 9, 0))
+
+        async def set_expiry(job: bytes, name: str, expires_ms: int) -> None:
+            await trio.sleep(seconds)
+            times.append(expires_ms)
+
+        program.runs.set_expiry = set_expiry  # type: ignore[attr-defined]
+        rest, names = program.api.rest, (program.key, model, "weights", "a")
+        for call in (lambda: rest.set_checkpoint_ttl(*names, 60), lambda: rest.delete_checkpoint(*names)):
+            seconds, began = 120.0, trio.current_time()
+            problem = await refusal(call())
+            assert problem.code == "no-quorum" and "not decided after 30 s" in problem.detail
+            assert trio.current_time() - began == pytest.approx(DECISION_SECONDS) and DECISION_SECONDS < REQUEST_SECONDS - 10
+            assert [each["tinker_path"] for each in (await rest.list_checkpoints(program.key, model))["checkpoints"]] == [path]
+            seconds = 0.0
+            assert await call() == {}
+        assert times == [60_000, EXPIRED_MS]
+        assert await rest.list_checkpoints(program.key, model) == {"checkpoints": []}
 
 
 @pytest.mark.parametrize(

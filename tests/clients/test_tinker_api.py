@@ -19,8 +19,8 @@ import trio
 from clients.gateway import model_queue
 from clients.gateway.client_runs import LossReport
 from clients.gateway.http_routes import ROUTES
-from clients.gateway.model_queue import GAP_SECONDS
-from clients.gateway.request_store import RequestStore
+from clients.gateway.model_queue import GAP_SECONDS, CreateModel
+from clients.gateway.request_store import RequestStore, StoredCheckpoint, StoredSampler, owner_of
 from clients.gateway.tinker_api import LOCAL_PROGRAMS, TinkerApi
 from clients.ledger.clients_module import StepOutcome
 from clients.records import ListedBody, OptimizerStep, RequestBody
@@ -29,7 +29,7 @@ from protocol import codec
 from protocol.errors import StorageError, UserError
 from storage.api_key_store import ApiKey, ApiKeyStore
 from tests.clients.programs import gradient_request, read_losses
-from tests.clients.runs import body
+from tests.clients.runs import BASE_JOB, body, client_spec
 from web.calls import BytesReply, Credentials, HeldReply, HttpProblem
 from web.routes import Route
 from web.site import Site, SiteHandlers
@@ -146,7 +146,8 @@ async def gateway(folder: Path, runs: ScriptedRuns | None = None) -> AsyncIterat
     """Run the API on the database in a folder. It ends as after kill -9: nothing is finished."""
     runs = runs or ScriptedRuns()
     keys = ApiKeys(ApiKeyStore(folder / "keys.sqlite"))
-    api = TinkerApi(SimpleNamespace(folder=folder, peer=None, api_keys=keys))
+    peer = SimpleNamespace(state=SimpleNamespace(jobs=SimpleNamespace(jobs={})))
+    api = TinkerApi(SimpleNamespace(folder=folder, peer=peer, api_keys=keys))
     api._runs = api.rest.runs = api._checkpoints._runs = runs  # type: ignore[assignment, misc]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(api.run_tasks)
@@ -204,7 +205,7 @@ async def test_numbers_that_are_never_sent_hold_up_the_next_one_once(tmp_path: P
         assert GAP_SECONDS <= trio.current_time() - began < GAP_SECONDS + 1
         assert "metrics" in await program.result(await program.request_step(model, far + 1))
         assert trio.current_time() - began < GAP_SECONDS + 2
-        assert (await refusal(program.retrieve(f"{model}#5"))).code == "gone", "nobody sent number 5"
+        assert (await refusal(program.retrieve(f"{model}#5"))).code == "not-found", "nobody sent number 5"
 
 
 async def test_a_late_request_fails_and_leaves_the_gradient_as_it_is(tmp_path: Path) -> None:
@@ -351,11 +352,51 @@ async def test_a_fault_of_one_request_is_its_own(tmp_path: Path, fault: Exceptio
 @pytest.mark.parametrize(
     "request_id", ["", "#", "s:train:0#7", "s:train:0#-1", "s:train:0#²", "s:train:9#0", "x", "s:train:0#" + "9" * 5_000]
 )
-async def test_an_unknown_request_is_gone(tmp_path: Path, request_id: str) -> None:
+async def test_an_unknown_request_is_not_found(tmp_path: Path, request_id: str) -> None:
+    """The status 410 would be an error of the connection in the client's loop: the SDK expects it for samples alone."""
     async with gateway(tmp_path) as program:
         await program.create_model()
         problem = await refusal(program.retrieve(request_id))
-        assert problem.code == "gone" and problem.detail.startswith("no request")
+        assert problem.code == "not-found" and problem.detail.startswith("no request") and len(problem.detail) < 200
+
+
+async def test_lost_samples_are_gone(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as program:
+        program.api._store.add_sampler(StoredSampler("s:sample:0", owner_of(program.key), bytes(32), 0))
+        assert (await refusal(program.retrieve("s:sample:0#7"))).code == "gone"
+        assert (await refusal(program.retrieve("s:sample:1#7"))).code == "not-found"
+
+
+async def test_a_model_is_described_as_it_was_loaded(tmp_path: Path) -> None:
+    """A checkpoint may have another base and another rank than the model that loads it was created with."""
+    async with gateway(tmp_path) as program:
+        jobs, rest, loaded = program.api._peer.state.jobs.jobs, program.api.rest, b"l" * 32
+        model = await program.create_model()
+        jobs[loaded] = SimpleNamespace(spec=client_spec(rank=8, train_mlp=False).encode())
+        jobs[BASE_JOB] = SimpleNamespace(name="other")
+        program.api._store.set_job(model, loaded)
+        info = await program.api.get_info(program.key, model)
+        assert (info["model_name"], info["lora_rank"], info["model_data"]["model_name"]) == ("other", 8, "other")
+        (listed,) = (await rest.list_training_runs(program.key, 20, 0))["training_runs"]
+        assert (listed["base_model"], listed["lora_rank"]) == ("other", 8)
+        assert await rest.get_training_run(program.key, model) == listed
+        path = f"tinker://{model}/weights/a"
+        program.api._store.put_checkpoint(
+            StoredCheckpoint(path, owner_of(program.key), model, "weights/a", loaded, 1, bytes(32), 9, 0)
+        )
+        weights = await rest.show_weights(program.key, path)
+        assert (weights["base_model"], weights["lora_rank"]) == ("other", 8)
+        assert (weights["train_attn"], weights["train_mlp"], weights["train_unembed"]) == (True, False, True)
+        await program.api.load_weights(program.key, path, True, None, None, "s", 1)
+        creation = program.api._store.find_request("s:train:1", 0)
+        assert creation is not None and codec.decode(CreateModel, creation.payload) == CreateModel(
+            "other", 8, 7, True, False, True, path, True
+        )
+        del jobs[loaded]
+        assert (await refusal(rest.show_weights(program.key, path))).code == "not-found"
+        request = await program.api.load_weights(program.key, path, True, None, None, "s", 2)
+        assert "the network has deleted their run" in await program.fault(request["request_id"])
+        assert (await program.api.get_info(program.key, model))["lora_rank"] == 32, "the run is over and deleted"
 
 
 async def test_a_model_is_created_once_also_by_calls_at_the_same_time(tmp_path: Path) -> None:
