@@ -160,7 +160,7 @@ def _answerer(
             given["token"] = credentials.token
         said: Json | TextReply | BytesReply | FileReply | HeldReply | tuple[int, Json] = await call(credentials, given)
         if isinstance(said, HeldReply):
-            with connection_limits.cancelled_with_connection(request):
+            with connection_limits.held_connection(request):
                 said = await held.hold(said.name, partial(call, credentials, given))
         if isinstance(said, HeldReply):
             said = said.body
