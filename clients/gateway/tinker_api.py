@@ -1,7 +1,8 @@
 """The HTTP API of a gateway for programs with the SDK `tinker`, versions 0.25 to 0.38.
 
-A call that starts work returns the id of a request. `retrieve_future` returns its result, or its failure: the SDK repeats calls
-that are refused by HTTP, and waits for ever for the parts of a batch.
+A call that starts work returns the id of a request. `retrieve_future` returns its result, or its failure. Faults of a client are
+such failures, so that a loop that has sent several requests sees each fault in the result of its own request. The SDK repeats
+calls with the statuses 408, 409, 429 and 5xx for minutes, and raises all others at once.
 """
 
 from __future__ import annotations
