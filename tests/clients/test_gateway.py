@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import trio
 
+from clients.gateway.http_routes import ROUTES
 from clients.gateway.model_queue import GAP_SECONDS
 from clients.records import ClientLoss, Example, RequestBody
 from protocol.api import TrainRequest
@@ -24,6 +25,7 @@ from tests.clients.test_daemon import MODEL, SETTINGS, certain
 from tests.clients.test_wire import CLASSES
 from tests.peer.processes import Daemon, command, daemons, poll
 from tests.web.room import Room, said
+from tests.web.test_defence import complete_body, path_of
 from training.data.default_text import default_text
 from web.held_replies import HOLD_SECONDS, HeldReplies
 
@@ -127,6 +129,14 @@ def set_sparse(datum: Any) -> None:
     datum.loss_fn_inputs["weights"].sparse_csr.values = floats([1.0, 1.0])
 
 
+def set_negative(datum: Any) -> None:
+    datum.model_input.add().encoded_text.tokens = np.array([-1], "<i4").tobytes()
+
+
+def set_type(datum: Any) -> None:
+    datum.loss_fn_inputs["weights"].dtype = 4  # bfloat16
+
+
 def set_matrix(datum: Any) -> None:
     datum.loss_fn_inputs["target_tokens"].shape[:] = [2, 1]
 
@@ -143,6 +153,10 @@ FAULTY: list[tuple[RequestBody | bytes, dict[str, Any], str]] = [  # a request, 
     (altered(set_image), {}, "chunk 2 is of the kind 'image'"),
     (altered(set_sparse), {}, "the tensor is sparse"),
     (altered(set_matrix), {}, "the tensor has the shape 2 × 1"),
+    (altered(set_negative), {}, "chunk 2 contains -1: a token id is in 0..65535"),
+    (altered(set_type), {}, "the tensor has the data type 4"),
+    (request(example(weights=[1.0, float("inf")])), {}, "weights contain inf at token 1"),
+    (request(example(), clip_high_threshold=float("nan")), {}, "setting 'clip_high_threshold' is nan"),
 ]
 
 
@@ -156,7 +170,14 @@ def test_what_is_wrong_in_a_request_fails_its_future_and_the_next_one_goes_on(ga
             sent.append((program.post("forward_backward", message.SerializeToString()), fault))
         else:
             sent.append((program.request_losses(model, number, faulty, **fields), fault))
-    rates = [("not nan", float("nan")), ("not None", None), ("not 11", 11), ("too large: 1000", 10**400)]
+    rates = [
+        ("not nan", float("nan")),
+        ("not inf", float("inf")),
+        ("not None", None),
+        ("not 11", 11),
+        ("not -1", -1),
+        ("too large: 1000", 10**400),
+    ]
     for number, (fault, rate) in enumerate(rates, len(FAULTY) + 1):
         sent.append((program.request_step(model, number, rate), fault))
     other = program.request_step(model, number + 1, adam_params={}, optimizer_params={"type": "dimuon", "learning_rate": 0.1})
@@ -174,7 +195,9 @@ def test_models_that_cannot_be_created_are_failed_futures(gateway: Gateway) -> N
     program = gateway.program()
     wanted: list[tuple[dict[str, Any], str]] = [
         ({"lora_config": {"rank": 0}}, "rank must be a whole number in 1..1024, not 0"),
+        ({"lora_config": {"rank": -1}}, "rank must be a whole number in 1..1024, not -1"),
         ({"lora_config": {"rank": 17}}, "rank 17 is more than the model's width 16"),
+        ({"lora_config": {"rank": 1025}}, "rank must be a whole number in 1..1024, not 1025"),
         ({"lora_config": {"train_attn": False, "train_mlp": False, "train_unembed": False}}, "no matrix would have an adapter"),
         ({"base": "nobody"}, "nobody"),
         ({"base": ""}, "base_model '' has 0 characters"),
@@ -355,11 +378,20 @@ def test_faults_of_samples_are_failures_of_their_futures(gateway: Gateway) -> No
         ([400], {}, "contain 400, but the vocabulary has the tokens 0 to 256"),
         ([1], {"num_samples": 65}, "num_samples must be a whole number from 1 to 64, not 65"),
         ([1], {"sampling_params": {"temperature": None}}, "temperature must be a number"),
+        ([1], {"sampling_params": {"temperature": float("nan")}}, "temperature must be a number of at most 1e6, not nan"),
+        ([1], {"sampling_params": {"top_p": float("inf")}}, "top_p must be a number of at most 1e6, not inf"),
+        ([-1], {}, "contain -1, but"),
+        ([], {}, "the prompt has no tokens"),
+        ([1] * 20_000, {}, "the prompt has 20000 tokens, and the model's context is 24"),
+        ([1], {"prompt": {"chunks": [{"type": "image", "data": "", "format": "png"}]}}, "a chunk of type 'image'"),
+        ([1], {"topk_prompt_logprobs": 3}, "topk_prompt_logprobs 3 is not supported"),
     ]
     for number, (prompt, given, fault) in enumerate(faults):
         accepted = program.request_samples(sampler, number, prompt, **given)
         assert len(accepted.json["sample_sequence_ids"]) == given.get("num_samples", 1), "the SDK asserts this"
         assert fault in program.result_of(accepted).fault
+    too_large = program.request_samples(sampler, 99, [1] * 400_000)
+    assert too_large.status == 413 and "larger than 1048576 bytes" in too_large.json["detail"]
     assert program.request_samples("other", 0, [1]).status == program.send("GET", "samplers/other").status == 404
     for wrong in ({"base_model": "none"}, {"model_path": "tinker://x"}):
         asked = {"session_id": program.session, "sampling_session_seq_id": 1} | wrong
@@ -476,8 +508,11 @@ def test_keys_divide_a_gateway(gateway: Gateway) -> None:
     before = open_to_all.create_model()
     store = ApiKeyStore(gateway.daemon.directory / "api_keys.sqlite")
     anna, ben = (gateway.program(store.create_key(ApiKey(name, 1, 1, 1 << 20, 100))) for name in ("anna", "ben"))
-    for call, content in (("client/config", {}), ("retrieve_future", {"request_id": f"{before}#0"}), ("telemetry", {})):
-        assert open_to_all.post(call, content).status == 401
+    for route in ROUTES.routes:
+        call, content = path_of(route, False).removeprefix("/tinker/api/v1/"), b"" if route.takes_bytes else complete_body(route)
+        for key in ("tml-whatever", "tml-", "x"):
+            assert replace(open_to_all, key=key).send(route.method, call, content).status == 401, route.path
+    assert open_to_all.retrieve(f"{before}#0").status == 401
     small = request(example(40 // 2))
     model = anna.create_model()
     result = anna.request_losses(model, 1, small)
