@@ -121,6 +121,7 @@ class Samplers:
             model = JobSpec.decode(job.spec).model
             # A prompt may have some ten thousand numbers, so it is checked in a thread.
             request = await trio.to_thread.run_sync(parse_sample_request, given, model.context, model.vocabulary)
+            del given  # A thousand waiting requests with their JSON would take gigabytes.
             if refusal := spend(request.tokens_max):
                 raise UserError(refusal)
             async with self._limiter:
