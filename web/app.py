@@ -17,7 +17,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from web import connection_limits, header_trust
-from web.calls import BytesReply, FileReply, HeldReply, HttpProblem, Json, TextReply, parse_fields
+from web.calls import BytesReply, Credentials, FileReply, HeldReply, HttpProblem, Json, TextReply, parse_fields
 from web.event_stream import EventStreams
 from web.held_replies import HeldReplies
 from web.routes import FILE_BYTES_MAX, ClientClass, HtmlPage, PageSet, Route, openapi_document
@@ -127,26 +127,26 @@ def _counted(answers: Counter[int]) -> Any:
 
 def _answerer(
     route: Route,
-    call: Callable[[str, dict[str, Any]], Awaitable[Any]],
-    authorize: Callable[[ClientClass, str], Awaitable[object]],
+    call: Callable[[Credentials, dict[str, Any]], Awaitable[Any]],
+    authorize: Callable[[ClientClass, Credentials], Awaitable[object]],
     clients: Collection[ClientClass],
     uploads: Counter[str],
     held: HeldReplies,
 ) -> Handler:
     """Return a handler that reads requests as the route declares them, calls the route's method and writes the reply.
 
-    `call` is a function of (token, fields) that calls the method.
+    `call` is a function of (credentials, fields) that calls the method.
     """
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        token = header_trust.read_token(request, route.client, clients) if route.client else ""
+        credentials = header_trust.read_credentials(request, route.client, clients)
         given = parse_fields(route.path_fields, request.match_info) | parse_fields(route.query_fields, request.query)
         if route.by_host:
-            given["host"] = header_trust.client_host(request)
+            given["host"] = credentials.host
         if route.upload and given["format"]:
             connection_limits.set_reply_deadline(request, connection_limits.FILE_SECONDS)
             if route.client:
-                await authorize(route.client, token)  # checks the token before a large body is read
+                await authorize(route.client, credentials)  # checks the token before a large body is read
             given["file"] = await _file(request, uploads)
         elif route.takes_bytes:
             most = route.body_bytes_max
@@ -157,11 +157,11 @@ def _answerer(
             header_trust.require_own_origin(request)
             given["before"] = request.cookies.get(header_trust.cookie_name(request, route.sets_cookie), "")
         elif route.ends_cookie:
-            given["token"] = token
-        said: Json | TextReply | BytesReply | FileReply | HeldReply | tuple[int, Json] = await call(token, given)
+            given["token"] = credentials.token
+        said: Json | TextReply | BytesReply | FileReply | HeldReply | tuple[int, Json] = await call(credentials, given)
         if isinstance(said, HeldReply):
-            with connection_limits.cancelled_with_connection(request):
-                said = await held.hold(said.name, partial(call, token, given))
+            with connection_limits.held_connection(request):
+                said = await held.hold(said.name, partial(call, credentials, given))
         if isinstance(said, HeldReply):
             said = said.body
         if isinstance(said, BytesReply):

@@ -40,6 +40,13 @@ class HeldReply(NamedTuple):
     body: Json  # JSON of the reply if the result does not come in time
 
 
+class Credentials(NamedTuple):
+    """What a client's request says about the client."""
+
+    token: str  # empty on routes for everybody
+    host: str  # the client's address; for IPv6, its /64 network
+
+
 # Problem code -> HTTP status. Features declare further codes in `web.routes.RouteSet.problem_statuses`.
 STATUS_BY_CODE: Final = {
     "malformed": 400,

@@ -8,6 +8,10 @@
 | total limit                 | proxies have more                         | the largest host loses one as above                 |
 
 A stranger that fills the port therefore closes its own connections, and a visitor with few connections is served.
+
+A connection with a held reply belongs to a program that the peer serves and that may wait for hundreds of results at once. It is
+never closed for a new connection, and counts for no host. All connections but one in `VISITOR_SHARE_DIVISOR` may be held. A call
+beyond them is refused, so that its program asks again later.
 """
 
 from __future__ import annotations
@@ -23,10 +27,16 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 
+from web.calls import HttpProblem
+
 # Divisor of all connections that gives the limit of one host: a quarter, since an office shares one address.
 HOST_SHARE_DIVISOR: Final = 4
+# Divisor of all connections that gives those without held replies: 64 of 512, since six are enough for a browser. The other 448
+# are enough for the 400 requests that one session of the SDK `tinker` sends at once.
+VISITOR_SHARE_DIVISOR: Final = 8
+HELD_RETRY_SECONDS: Final = 1  # time after which a program may ask again for a result that it cannot wait for
 HEADER_SECONDS: Final = 15.0  # longest time from the connection, or from the last reply, to the next complete header of a request
-REQUEST_SECONDS: Final = 60.0  # longest time from a header until the reply is sent: the longest call waits 13 seconds
+REQUEST_SECONDS: Final = 60.0  # longest time from a header until the reply is sent: the longest calls wait 30 seconds
 FILE_SECONDS: Final = 600.0  # longest time from a header until a file is sent or received: 16 MiB over a link of 0.25 Mbit/s
 
 SERVER_HEADER: Final = "folkmoot"  # header `Server` without a version, which would show strangers the bugs to try
@@ -39,6 +49,7 @@ class ConnectionSlot:
 
     def __init__(self, host: str, close: Callable[[], object], clock: Callable[[], float]) -> None:
         self.host, self.close, self._clock = host, close, clock
+        self.is_held = False
         self.finish_request()
 
     def begin_request(self, seconds: float) -> None:
@@ -56,6 +67,7 @@ class ConnectionSlots:
     def __init__(self, connections_max: int, proxies: Collection[str] = (), clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._proxies, self._clock = max(1, connections_max), proxies, clock
         self._of_host = max(1, self._most // HOST_SHARE_DIVISOR)
+        self._held_max = self._most - max(1, self._most // VISITOR_SHARE_DIVISOR)
         self._open: dict[ConnectionSlot, None] = {}  # slots of open connections, the oldest first
 
     def acquire_slot(self, host: str, close: Callable[[], object]) -> ConnectionSlot:
@@ -63,13 +75,13 @@ class ConnectionSlots:
 
         At a limit, another connection is closed. `close` closes the new connection.
         """
-        hosts = Counter(place.host for place in self._open)
+        hosts = Counter(place.host for place in self._open if not place.is_held)
         bound = self._most if host in self._proxies else self._of_host
         if hosts[host] >= bound:
             self._close_one({host})
         elif len(self._open) >= self._most:
             proxied = sum(hosts[host] for host in self._proxies)
-            if len(self._open) - proxied > 0 and proxied <= self._most - self._of_host:
+            if hosts.total() > proxied and proxied <= self._most - self._of_host:
                 hosts -= Counter({host: hosts[host] for host in self._proxies})
             most = max(hosts.values())
             self._close_one({host for host, count in hosts.items() if count == most})
@@ -80,13 +92,24 @@ class ConnectionSlots:
     def release_slot(self, place: ConnectionSlot) -> None:
         self._open.pop(place, None)
 
+    @contextmanager
+    def hold_slot(self, place: ConnectionSlot) -> Iterator[None]:
+        """Keep a connection in the `with` block from being closed for others. Raises `HttpProblem` if too many are held."""
+        if sum(place.is_held for place in self._open) >= self._held_max:
+            raise HttpProblem("too-many", "too many calls wait for results: ask again later", HELD_RETRY_SECONDS)
+        place.is_held = True
+        try:
+            yield
+        finally:
+            place.is_held = False
+
     def close_overdue(self) -> None:
         now = self._clock()
         for place in [place for place in self._open if place.deadline < now]:
             self._close(place)
 
     def _close_one(self, hosts: Collection[str]) -> None:
-        theirs = [place for place in self._open if place.host in hosts]
+        theirs = [place for place in self._open if place.host in hosts and not place.is_held]
         self._close(next((place for place in theirs if place.waits), theirs[0]))
 
     def _close(self, place: ConnectionSlot) -> None:
@@ -97,11 +120,11 @@ class ConnectionSlots:
 class LimitedRequestHandler(web.RequestHandler):
     """aiohttp's handler of one connection, extended by the connection's slot."""
 
-    __slots__ = ("_places", "holding", "place")
+    __slots__ = ("holding", "place", "places")
 
     def __init__(self, places: ConnectionSlots, place: ConnectionSlot, server: web.Server, **more: Any) -> None:
         super().__init__(server, access_log_class=_ReplyFinishedLogger, access_log=log, **more)
-        self._places, self.place = places, place
+        self.places, self.place = places, place
         self.holding: asyncio.Task[Any] | None = None  # task that waits for the result of a held reply
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -110,7 +133,7 @@ class LimitedRequestHandler(web.RequestHandler):
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._places.release_slot(self.place)
+        self.places.release_slot(self.place)
         if self.holding is not None:
             self.holding.cancel()
         super().connection_lost(exc)
@@ -140,14 +163,18 @@ def set_reply_deadline(request: web.BaseRequest, seconds: float) -> None:
 
 
 @contextmanager
-def cancelled_with_connection(request: web.BaseRequest) -> Iterator[None]:
-    """Cancel the current task when the client closes the connection within this block."""
+def held_connection(request: web.BaseRequest) -> Iterator[None]:
+    """Keep the connection for the result that the current task waits for, and cancel the task when the client closes it.
+
+    Raises `HttpProblem` if too many connections are held.
+    """
     handler, task = request.protocol, asyncio.current_task()
     assert isinstance(handler, LimitedRequestHandler) and task is not None
     if request.transport is None:  # the connection is closed already
         task.cancel()
     handler.holding = task
     try:
-        yield
+        with handler.places.hold_slot(handler.place):
+            yield
     finally:
         handler.holding = None

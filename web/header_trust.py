@@ -13,7 +13,7 @@ from typing import Final
 from aiohttp import web
 
 from protocol.addresses import host_subnet, is_loopback
-from web.calls import HttpProblem
+from web.calls import Credentials, HttpProblem
 from web.routes import ClientClass
 
 # Header of calls with a cookie: HTML forms cannot send it, and scripts of other sites need a CORS preflight for it.
@@ -55,6 +55,11 @@ def _is_address(host: str) -> bool:
 
 def cookie_name(request: web.Request, who: ClientClass) -> str:
     return f"{SECURE_COOKIE_PREFIX if is_secure(request) else ''}{who.cookie_name}"
+
+
+def read_credentials(request: web.Request, who: ClientClass | None, known: Collection[ClientClass]) -> Credentials:
+    """Return the credentials of a client of the class `who`. Raises `HttpProblem` as `read_token` does."""
+    return Credentials(read_token(request, who, known) if who else "", client_host(request))
 
 
 def read_token(request: web.Request, who: ClientClass, known: Collection[ClientClass]) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from features.services import ServiceContext
 from protocol.prometheus_metrics import PrometheusMetric
-from web.calls import REQUIRED, Json, RequestField, hex_type, integer_type
+from web.calls import REQUIRED, Credentials, Json, RequestField, hex_type, integer_type
 from web.held_replies import HeldReplies
 
 BODY_BYTES_MAX: Final = 64 << 10  # default limit of a JSON body
@@ -33,6 +33,19 @@ class ClientClass:
     cookie_name: str
     argument: str  # name of the handler's argument with the client's identity, which the authorizer returns
     header: str = ""  # header that programs may set to the token, instead of `Authorization: Bearer TOKEN`
+
+
+# A function that returns the identity of a client, or raises `HttpProblem` if the peer does not serve the client.
+Authorizer = Callable[[Credentials], Awaitable[object]]
+
+
+def authorize_by_token(find_client: Callable[[str], object]) -> Authorizer:
+    """Return an authorizer of clients by their tokens alone. `find_client` runs in Trio's thread, so it must not block."""
+
+    async def authorize(credentials: Credentials) -> object:
+        return find_client(credentials.token)
+
+    return authorize
 
 
 OPERATOR: Final = ClientClass("operator", "folkmoot-operator", "operator")
@@ -104,9 +117,7 @@ class RouteHandlers:
     """Handlers of one feature's routes at a running peer."""
 
     objects: tuple[object, ...]  # objects whose methods are the handlers of the routes
-    # Class of clients -> function that returns the client's identity for a token, or raises `HttpProblem` if the token is
-    # unknown.
-    authorizers: Mapping[ClientClass, Callable[[str], object]] = field(default_factory=dict)
+    authorizers: Mapping[ClientClass, Authorizer] = field(default_factory=dict)
     metrics: Callable[[], tuple[PrometheusMetric, ...]] = tuple  # function that returns the feature's metrics for `/metrics`
     event_feeds: tuple[EventFeed, ...] = ()
     background_tasks: tuple[Callable[[], Awaitable[None]], ...] = ()  # tasks that run while the routes are served

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from protocol.prometheus_metrics import CONTENT_TYPE, PrometheusMetric, format_exposition
 from web import connection_limits, header_trust
-from web.calls import TEXT, HttpProblem, RequestField, parse_fields, query_integer_type
+from web.calls import TEXT, Credentials, HttpProblem, RequestField, parse_fields, query_integer_type
 from web.event_stream import LISTENERS_MAX, LISTENERS_OF_HOST_MAX, EventStreams
 from web.routes import OPERATOR, ClientClass, HtmlPage, Route, RouteReply
 
@@ -32,7 +32,7 @@ class ServerHandlers:
     # The next three functions run in Trio's thread.
     find_health_problem: Callable[[], Awaitable[str]]
     read_metrics: Callable[[], Awaitable[tuple[PrometheusMetric, ...]]]
-    authorize: Callable[[ClientClass, str], Awaitable[object]]
+    authorize: Callable[[ClientClass, Credentials], Awaitable[object]]
 
     async def start(self, request: web.Request) -> web.StreamResponse:
         if not self.pages:
@@ -64,7 +64,7 @@ class ServerHandlers:
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         if not header_trust.is_local_request(request):
-            await self.authorize(OPERATOR, header_trust.read_token(request, OPERATOR, self.clients))
+            await self.authorize(OPERATOR, header_trust.read_credentials(request, OPERATOR, self.clients))
         by_status = {f'status="{status}"': float(count) for status, count in sorted(self.statuses.items())}
         metrics = (*await self.read_metrics(), PrometheusMetric("http_calls_total", "by status of the reply", by_status))
         return web.Response(body=format_exposition(metrics).encode(), headers={"Content-Type": CONTENT_TYPE})

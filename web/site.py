@@ -13,7 +13,7 @@ from features.feature import Feature
 from features.lazy_import import import_object
 from features.services import ServiceContext
 from protocol.prometheus_metrics import PrometheusMetric
-from web.calls import STATUS_BY_CODE, HttpProblem
+from web.calls import STATUS_BY_CODE, Credentials, HttpProblem
 from web.held_replies import HeldReplies
 from web.metrics_endpoint import StatsCache
 from web.routes import ClientClass, EventFeed, HtmlPage, PageSet, Route, RouteSet, is_below
@@ -105,16 +105,16 @@ class SiteHandlers:
         _require_distinct("an authorizer", (client.name for client, _ in authorizers))
         self._authorizers = dict(authorizers)
 
-    def bind(self, route: Route) -> Callable[[str, dict[str, Any]], Awaitable[Any]]:
-        """Return a function of (token, fields) that handles a route.
+    def bind(self, route: Route) -> Callable[[Credentials, dict[str, Any]], Awaitable[Any]]:
+        """Return a function of (credentials, fields) that handles a route.
 
         It authorizes the client before it calls the route's handler.
         """
         answer = bind_method(route.handler, self._objects)
 
-        async def answer_authorized(token: str, fields: dict[str, Any]) -> Any:
+        async def answer_authorized(credentials: Credentials, fields: dict[str, Any]) -> Any:
             if route.client is not None:
-                fields = {**fields, route.client.argument: await self.authorize(route.client, token)}
+                fields = {**fields, route.client.argument: await self.authorize(route.client, credentials)}
             return await answer(**fields)
 
         return answer_authorized
@@ -123,11 +123,11 @@ class SiteHandlers:
         """Return the waiting replies of the feature that handles this route."""
         return next(made.held_replies for made in self._made if find_owner(route.handler, made.objects) is not None)
 
-    async def authorize(self, client: ClientClass, token: str) -> object:
-        """Return the identity of the client with this token. Raises `HttpProblem` if no client of this class has the token."""
+    async def authorize(self, client: ClientClass, credentials: Credentials) -> object:
+        """Return the identity of the client. Raises `HttpProblem` if no client of this class has the token."""
         if client not in self._authorizers:
             raise HttpProblem("unauthorized", f"this peer has no {client.name}s: none of its features authorizes them")
-        return self._authorizers[client](token)
+        return await self._authorizers[client](credentials)
 
     async def read_metrics(self) -> tuple[PrometheusMetric, ...]:
         return (*await self.stats.metrics(), *(metric for made in self._made for metric in made.metrics()))

@@ -19,8 +19,8 @@ from protocol.errors import UserError
 
 SCHEME: Final = "tinker://"
 WEIGHTS, SAMPLER_WEIGHTS = "weights", "sampler_weights"  # kinds of checkpoints: to continue from, and to sample from
-# The SDK puts names into URLs as they are.
-NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,48}")
+# The SDK puts names into URLs as they are, where "." and ".." are parts of a relative path.
+NAME: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,48}")
 TTL_SECONDS_MAX: Final = 10 * 366 * 86_400  # ten years, as in the SDK
 EXPIRED_MS: Final = 1  # an expiry in the past, which deletes a checkpoint
 
@@ -32,7 +32,8 @@ def checkpoint_path(model: str, checkpoint: str) -> str:
 def require_name(name: Any) -> str:
     """Return a valid name. Raises `UserError`."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise UserError(f"name {reprlib.repr(name)} must have 1 to 48 letters, digits, dots, hyphens and underscores")
+        rule = "must have 1 to 48 letters, digits, dots, hyphens and underscores, and be neither '.' nor '..'"
+        raise UserError(f"name {reprlib.repr(name)} {rule}")
     return name
 
 

@@ -14,6 +14,9 @@ from web.routes import ClientClass, Route, RouteHandlers, RouteReply, RouteSet
 
 PREFIX: Final = "/tinker"
 BODY_BYTES_MAX: Final = 6 << 20  # bytes of a request for a gradient: the SDK divides batches into requests of 5 MB
+# Bytes of a request for samples: a prompt of the longest context has 65,536 tokens of 7 bytes. The parser of JSON lets no other
+# thread run, so larger bodies would interrupt the peer.
+SAMPLE_BYTES_MAX: Final = 1 << 20
 PROGRAM: Final = ClientClass("program", "folkmoot-program", "key", "X-API-Key")
 REFUSED: Final = {"unauthorized": "an unknown key, or a program of another machine while the peer has no keys"}
 NUMBER: Final = integer_type(0, SEQ_ID_MAX)
@@ -41,7 +44,6 @@ def _post(
         path=f"{PREFIX}/api/v1/{path}",
         about=about,
         client=PROGRAM,
-        by_host=True,
         body_fields=fields,
         replies={200: reply},
         problem_codes=REFUSED,
@@ -56,7 +58,6 @@ def _get(handler: Any, path: str, about: str, reply: RouteReply, **more: Any) ->
         path=f"{PREFIX}/api/v1/{path}",
         about=about,
         client=PROGRAM,
-        by_host=True,
         replies={200: reply},
         problem_codes=REFUSED,
         **more,
@@ -193,7 +194,7 @@ ROUTES: Final = RouteSet(
             RequestField("sampling_session_id", LINE),
             RequestField("seq_id", SAMPLE_NUMBER),
             *(RequestField(name, ANYTHING, default=None) for name in SAMPLE_FIELDS),
-            body_bytes_max=BODY_BYTES_MAX,
+            body_bytes_max=SAMPLE_BYTES_MAX,
         ),
         _post(
             TinkerApi.retrieve_future,

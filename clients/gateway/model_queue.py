@@ -1,7 +1,7 @@
 """The queue of one model: its requests are computed one after the other, in the order of their numbers.
 
-A fault of the client is the failure of its request's future, and never of the connection: a client whose part of a batch is
-refused by HTTP would wait for ever.
+A fault of the client is the failure of its request's future, and never of the connection. The client goes on with the next
+number, and the gradients of its other requests are used.
 """
 
 from __future__ import annotations

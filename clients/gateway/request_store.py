@@ -1,7 +1,7 @@
 """The durable requests of clients at a gateway, with their results.
 
-A model is the client's name for a run. Each request of a model has a number, and equal numbers are the same request. Numbers may
-arrive in any order: a client sends the first part of a large batch last.
+A model is the client's name for a run. Each request of a model has a number, and equal numbers are the same request. Clients that
+obey the flag `parallel_fwdbwd_chunks: false` send them in order, but some numbers never arrive.
 """
 
 from __future__ import annotations

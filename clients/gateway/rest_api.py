@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,72 +14,71 @@ from clients.gateway.checkpoints import WEIGHTS, Checkpoints, checkpoint_path, e
 from clients.gateway.client_runs import ClientRuns
 from clients.gateway.model_queue import CreateModel
 from clients.gateway.request_store import CreatedModel, RequestStore, StoredCheckpoint, owner_of
+from clients.records import AdapterSettings
 from protocol import codec
 from protocol.errors import UserError
 from storage.api_key_store import ApiKey
+from training.job_spec import JobSpec
+from training.round_context import TrainingPeer
 from web.calls import HttpProblem, Json
 
 LISTED_MAX: Final = 1_000  # entries of a list in one reply, which then has some hundred kilobytes
 OFFSET_MAX: Final = (1 << 31) - 1
+# Longest wait for the decision of a transaction in seconds: clients and this peer's server give up after 45 to 60 seconds.
+DECISION_SECONDS: Final = 30.0
 LOCAL_OWNER: Final = "local"  # name of the owner of models that were created without a key
 
 
 @dataclass
 class RestApi:
+    peer: TrainingPeer
     store: RequestStore
     checkpoints: Checkpoints
     runs: ClientRuns
-    admit: Callable[[ApiKey, str], None]  # function of a key and a client's address that raises `HttpProblem` for a stranger
 
-    async def list_training_runs(self, key: ApiKey, host: str, limit: int, offset: int) -> Json:
-        self.admit(key, host)
+    async def list_training_runs(self, key: ApiKey, limit: int, offset: int) -> Json:
         models, total = await trio.to_thread.run_sync(self.store.list_created_models, owner_of(key), limit, offset)
-        return {"training_runs": [_training_run(model, key) for model in models], "cursor": _cursor(limit, offset, total)}
+        return {"training_runs": await self._show_runs(key, models), "cursor": _cursor(limit, offset, total)}
 
-    async def get_training_run(self, key: ApiKey, host: str, run_id: str) -> Json:
-        self.admit(key, host)
-        return _training_run(await self._require_run(key, run_id), key)
+    async def get_training_run(self, key: ApiKey, run_id: str) -> Json:
+        (shown,) = await self._show_runs(key, [await self._require_run(key, run_id)])
+        return shown
 
-    async def list_checkpoints(self, key: ApiKey, host: str, run_id: str) -> Json:
-        self.admit(key, host)
+    async def list_checkpoints(self, key: ApiKey, run_id: str) -> Json:
         await self._require_run(key, run_id)
-        found = await trio.to_thread.run_sync(self.store.list_checkpoints, owner_of(key), self.runs.time_ms, run_id)
-        return {"checkpoints": [_checkpoint(each) for each in found]}
+        return {"checkpoints": (await trio.to_thread.run_sync(self._show_checkpoints, key, run_id))[0]}
 
-    async def list_all_checkpoints(self, key: ApiKey, host: str, limit: int, offset: int) -> Json:
-        self.admit(key, host)
-        found = await trio.to_thread.run_sync(self.store.list_checkpoints, owner_of(key), self.runs.time_ms)
-        page = [_checkpoint(each) for each in found[offset : offset + limit]]
-        return {"checkpoints": page, "cursor": _cursor(limit, offset, len(found))}
+    async def list_all_checkpoints(self, key: ApiKey, limit: int, offset: int) -> Json:
+        page, total = await trio.to_thread.run_sync(self._show_checkpoints, key, None, offset, offset + limit)
+        return {"checkpoints": page, "cursor": _cursor(limit, offset, total)}
 
-    async def show_weights(self, key: ApiKey, host: str, tinker_path: str) -> Json:
-        self.admit(key, host)
+    async def show_weights(self, key: ApiKey, tinker_path: str) -> Json:
         found = await self._require_checkpoint(key, tinker_path)
-        said = codec.decode(CreateModel, (await self._require_run(key, found.model)).creation)
+        model = describe_run(self.peer, found.job)
+        if model is None:
+            raise HttpProblem("not-found", f"no weights {tinker_path!r}: the network has deleted their run")
         return {
-            "base_model": said.base,
+            "base_model": model.base,
             "is_lora": True,
-            "lora_rank": said.rank,
-            "train_attn": said.train_attn,
-            "train_mlp": said.train_mlp,
-            "train_unembed": said.train_unembed,
+            "lora_rank": model.rank,
+            "train_attn": model.train_attn,
+            "train_mlp": model.train_mlp,
+            "train_unembed": model.train_unembed,
         }
 
-    async def delete_checkpoint(self, key: ApiKey, host: str, run_id: str, kind: str, name: str) -> Json:
-        self.admit(key, host)
+    async def delete_checkpoint(self, key: ApiKey, run_id: str, kind: str, name: str) -> Json:
         found = await self._require_checkpoint(key, checkpoint_path(run_id, f"{kind}/{name}"))
-        with _undecided():
+        with _decided_in_time():
             await self.checkpoints.delete_checkpoint(found)
         return {}
 
-    async def set_checkpoint_ttl(self, key: ApiKey, host: str, run_id: str, kind: str, name: str, ttl_seconds: Any) -> Json:
-        self.admit(key, host)
+    async def set_checkpoint_ttl(self, key: ApiKey, run_id: str, kind: str, name: str, ttl_seconds: Any) -> Json:
         found = await self._require_checkpoint(key, checkpoint_path(run_id, f"{kind}/{name}"))
         try:
             expires_ms = expiry(self.runs.time_ms, ttl_seconds)
         except UserError as error:
             raise HttpProblem("malformed", str(error)) from None
-        with _undecided():
+        with _decided_in_time():
             await self.checkpoints.set_expiry(found, expires_ms)
         return {}
 
@@ -89,13 +88,11 @@ class RestApi:
         except UserError as error:
             raise HttpProblem("not-found", str(error)) from None
 
-    async def list_sessions(self, key: ApiKey, host: str, limit: int, offset: int) -> Json:
-        self.admit(key, host)
+    async def list_sessions(self, key: ApiKey, limit: int, offset: int) -> Json:
         sessions, total = await trio.to_thread.run_sync(self.store.list_sessions, owner_of(key), limit, offset)
         return {"sessions": sessions, "cursor": _cursor(limit, offset, total)}
 
-    async def get_session(self, key: ApiKey, host: str, session_id: str) -> Json:
-        self.admit(key, host)
+    async def get_session(self, key: ApiKey, session_id: str) -> Json:
         owner = owner_of(key)
         models = await trio.to_thread.run_sync(self.store.list_session_models, owner, session_id, LISTED_MAX)
         samplers = await trio.to_thread.run_sync(self.store.list_session_samplers, owner, session_id, LISTED_MAX)
@@ -109,30 +106,59 @@ class RestApi:
             raise HttpProblem("not-found", f"no training run {run!r}: `list_training_runs` lists yours")
         return found
 
+    async def _show_runs(self, key: ApiKey, models: Sequence[CreatedModel]) -> list[Json]:
+        return await trio.to_thread.run_sync(lambda: [self._show_run(key, model) for model in models])
 
-def _training_run(model: CreatedModel, key: ApiKey) -> Json:
-    said = codec.decode(CreateModel, model.creation)
-    return {
-        "training_run_id": model.model,
-        "base_model": said.base,
-        "model_owner": key.name or LOCAL_OWNER,
-        "is_lora": True,
-        "lora_rank": said.rank,
-        "last_request_time": _iso(model.last_request_ms),
-        "corrupted": False,
-    }
+    def _show_run(self, key: ApiKey, model: CreatedModel) -> Json:
+        stored = self.store.find_model(model.model)
+        assert stored is not None, "models are never deleted"
+        described = describe_run(self.peer, stored.job) or codec.decode(CreateModel, model.creation)
+        return {
+            "training_run_id": model.model,
+            "base_model": described.base,
+            "model_owner": key.name or LOCAL_OWNER,
+            "is_lora": True,
+            "lora_rank": described.rank,
+            "last_request_time": _iso(model.last_request_ms),
+            "corrupted": False,
+        }
+
+    def _show_checkpoints(self, key: ApiKey, model: str | None, begin: int = 0, end: int | None = None) -> tuple[list[Json], int]:
+        """Return a page of the checkpoints of a key, or of one of its models, and the number of all of them."""
+        found = self.store.list_checkpoints(owner_of(key), self.runs.time_ms, model)
+        return [_show_checkpoint(each) for each in found[begin:end]], len(found)
+
+
+def describe_run(peer: TrainingPeer, key: bytes | None) -> CreateModel | None:
+    """Return the request that would create the model of a run; None: there is no run, or the network has deleted it.
+
+    A model that has loaded a checkpoint may have another base and another rank than it was created with.
+    """
+    jobs = peer.state.jobs.jobs
+    job = None if key is None else jobs.get(key)
+    if job is None:
+        return None
+    spec = JobSpec.decode(job.spec)
+    own: AdapterSettings = spec.decoded_settings
+    base = jobs.get(own.base.job)
+    name = own.base.job.hex() if base is None else base.name
+    return CreateModel(name, own.rank, spec.seed, own.train_attn, own.train_mlp, own.train_unembed)
 
 
 @contextmanager
-def _undecided() -> Iterator[None]:
-    """Answer with 503, so that the SDK tries again, if the network decides no transaction."""
+def _decided_in_time() -> Iterator[None]:
+    """Answer with 503, so that the SDK tries again, if the network does not decide a transaction within `DECISION_SECONDS`."""
     try:
-        yield
+        with trio.fail_after(DECISION_SECONDS):
+            yield
     except UserError as error:
         raise HttpProblem("no-quorum", str(error)) from None
+    except trio.TooSlowError:
+        detail = f"not decided after {DECISION_SECONDS:.0f} s, and may still be decided: see `peer peers` for missing voters"
+        raise HttpProblem("no-quorum", detail) from None
 
 
-def _checkpoint(found: StoredCheckpoint) -> Json:
+def _show_checkpoint(found: StoredCheckpoint) -> Json:
     kind = found.checkpoint.partition("/")[0]
     return {
         "checkpoint_id": found.checkpoint,

@@ -11,7 +11,7 @@ import logging
 import shutil
 import struct
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,8 @@ from typing import Final
 import trio
 
 from clients.gateway.request_store import RequestStore, StoredCheckpoint, StoredSampler
-from clients.gateway.sample_request import SampleRequest, parse_sample_request
+from clients.gateway.sample_request import SampleRequest, pack_tokens, parse_sample_request
+from clients.records import TOKEN_BYTES
 from clients.wire.results import SampledSequence, StopReason, encode_samples
 from ledger.jobs import Job
 from protocol.errors import FolkmootError, UserError
@@ -107,7 +108,7 @@ class Samplers:
         """Return the result of a request; None: it is being computed. Raises `KeyError` if it is unknown or was dropped."""
         return None if name in self._waiting else self._results[name]
 
-    async def request_samples(self, name: str, sampler: StoredSampler, given: Json, spend: Callable[[int], str | None]) -> None:
+    def request_samples(self, name: str, sampler: StoredSampler, given: Json, spend: Callable[[int], str | None]) -> None:
         """Begin to compute samples. The same name is the same request.
 
         `spend` accounts for a number of tokens, and returns why a quota refuses them. Raises `OverflowError` if too many requests
@@ -118,19 +119,17 @@ class Samplers:
         if len(self._waiting) >= WAITING_MAX:
             raise OverflowError
         self._waiting.add(name)
+        self._spawn(lambda: self._compute(name, sampler, given, spend))
+
+    async def _compute(self, name: str, sampler: StoredSampler, given: Json, spend: Callable[[int], str | None]) -> None:
         try:
             job = self._job(sampler.job)
             model = JobSpec.decode(job.spec).model
-            request = parse_sample_request(given, model.context, model.vocabulary)
+            # A prompt may have some ten thousand numbers, so it is checked in a thread.
+            request = await trio.to_thread.run_sync(parse_sample_request, given, model.context, model.vocabulary)
+            del given  # A thousand waiting requests with their JSON would take gigabytes.
             if refusal := spend(request.tokens_max):
                 raise UserError(refusal)
-        except UserError as error:
-            self._store_result(name, SampleFault(str(error), is_of_client=True))
-            return
-        self._spawn(lambda: self._compute(name, sampler, job, request))
-
-    async def _compute(self, name: str, sampler: StoredSampler, job: Job, request: SampleRequest) -> None:
-        try:
             async with self._limiter:
                 result: bytes | SampleFault = await self._draw(sampler, job, request)
         except FolkmootError as error:
@@ -160,14 +159,14 @@ class Samplers:
         asked = GenerateTokensRequest(
             sampler.job,
             str(directory),
-            _token_bytes(request.prompt),
+            request.prompt,
             request.options,
             request.samples,
-            tuple(_token_bytes((token,)) for token in stops),
+            tuple(pack_tokens((token,)) for token in stops),
         )
         samples = await generate_tokens(lambda each: worker.ask_worker(context, each), asked)
-        scores = await _score_prompt(worker, context, str(directory), request) if request.scores_prompt else None
-        return encode_samples([_sequence(sample) for sample in samples], scores)
+        logprobs = await _score_prompt(worker, context, str(directory), request.prompt) if request.scores_prompt else None
+        return await trio.to_thread.run_sync(_encode_result, request, samples, logprobs)
 
     def _end_of_text(self, spec: JobSpec) -> int | None:
         if spec.tokenizer is None:
@@ -190,28 +189,28 @@ class Samplers:
         return job
 
 
-async def _score_prompt(
-    worker: WorkerClient, context: OpenRoundContext, directory: str, request: SampleRequest
-) -> list[float | None]:
-    """Return the log-probability of each token of the prompt. The first has none, and neither have those that nobody wants."""
-    scores: list[float | None] = [None] * len(request.prompt)
-    if len(scores) > 1:
-        reply = await worker.ask_worker(context, ScoreTokensRequest(context.job, directory, _token_bytes(request.prompt)))
-        scores[1:] = struct.unpack(f"<{len(scores) - 1}f", reply.logprobs)
-    if request.scored_last is not None:
-        unwanted = max(0, len(scores) - request.scored_last)
-        scores[:unwanted] = [None] * unwanted
-    return scores
+async def _score_prompt(worker: WorkerClient, context: OpenRoundContext, directory: str, prompt: bytes) -> bytes:
+    """Return the log-probabilities of the prompt's tokens after the first, float32, little-endian."""
+    if len(prompt) == TOKEN_BYTES:
+        return b""
+    return (await worker.ask_worker(context, ScoreTokensRequest(context.job, directory, prompt))).logprobs
+
+
+def _encode_result(request: SampleRequest, samples: Sequence[TokenSample], logprobs: bytes | None) -> bytes:
+    """Encode samples, and the prompt's log-probabilities if there are any. The first token has none."""
+    scores: list[float | None] | None = None
+    if logprobs is not None:
+        scores = [None, *struct.unpack(f"<{request.prompt_tokens - 1}f", logprobs)]
+        if request.scored_last is not None:
+            unwanted = max(0, len(scores) - request.scored_last)
+            scores[:unwanted] = [None] * unwanted
+    return encode_samples([_sequence(sample) for sample in samples], scores)
 
 
 def _sequence(sample: TokenSample) -> SampledSequence:
     length = len(sample.tokens) // 2
     reason = StopReason.STOP if sample.end is EndReason.STOP else StopReason.LENGTH
     return SampledSequence(struct.unpack(f"<{length}H", sample.tokens), struct.unpack(f"<{length}f", sample.logprobs), reason)
-
-
-def _token_bytes(tokens: tuple[int, ...]) -> bytes:
-    return struct.pack(f"<{len(tokens)}H", *tokens)
 
 
 def _result_bytes(result: bytes | SampleFault) -> int:

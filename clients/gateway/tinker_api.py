@@ -1,7 +1,8 @@
 """The HTTP API of a gateway for programs with the SDK `tinker`, versions 0.25 to 0.38.
 
-A call that starts work returns the id of a request. `retrieve_future` returns its result, or its failure: the SDK repeats calls
-that are refused by HTTP, and waits for ever for the parts of a batch.
+A call that starts work returns the id of a request. `retrieve_future` returns its result, or its failure. Faults of a client are
+such failures, so that a loop that has sent several requests sees each fault in the result of its own request. The SDK repeats
+calls with the statuses 408, 409, 429 and 5xx for minutes, and raises all others at once.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from clients.gateway.request_store import (
     StoredSampler,
     owner_of,
 )
-from clients.gateway.rest_api import RestApi
+from clients.gateway.rest_api import RestApi, describe_run
 from clients.gateway.samplers import SampleFault, Samplers
 from clients.ledger.clients_module import StepOutcome
 from clients.records import RANK_MAX, OptimizerStep
@@ -55,7 +56,7 @@ from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import NAME_CHARACTERS_MAX
 from storage.api_key_store import ApiKey
 from training.round_context import TrainingPeer
-from web.calls import BytesReply, FieldType, HeldReply, HttpProblem, Json
+from web.calls import BytesReply, Credentials, FieldType, HeldReply, HttpProblem, Json
 from web.held_replies import HeldReplies
 
 Task = Callable[[], Awaitable[None]]
@@ -72,6 +73,9 @@ WHO_READS: Final = (
     "digests of your data."
 )
 OBJECT: Final = FieldType("a JSON object", {"type": "object"}, lambda value: isinstance(value, dict))
+# Threads that read keys at once. A read takes a millisecond, but once a minute it waits for the disk to record the use of a key:
+# programs with hundreds of calls must not occupy all threads of the peer.
+AUTHORIZATIONS_AT_ONCE: Final = 4
 # The key of all programs on this machine while no key exists. The machine's owner runs them, so the ledger alone bounds them.
 LOCAL_PROGRAMS: Final = ApiKey("", 0, 64, 1 << 40, 1 << 40)
 # Values of a LoRA configuration that the client leaves out, as in the SDK.
@@ -85,33 +89,37 @@ class TinkerApi:
     held: HeldReplies = field(default_factory=HeldReplies)
 
     def __post_init__(self) -> None:
-        peer = cast(TrainingPeer, self.desk.peer)
+        self._peer = peer = cast(TrainingPeer, self.desk.peer)
         self._runs = ClientRuns(peer)
         self._store = RequestStore(self.desk.folder)
         self._queues = dict[str, ModelQueue]()  # running queues, by model
         self._opening, self._creating = trio.Lock(), trio.Lock()
         # Tasks that do not run yet. The quota of models and `samplers.WAITING_MAX` bound their number.
         self._tasks, self._new_tasks = trio.open_memory_channel[Task](math.inf)
+        self._authorizations = trio.CapacityLimiter(AUTHORIZATIONS_AT_ONCE)
         self._encoders = ResultEncoders(
             created=_created, losses=_losses, step=_step, sampler=_sampler, saved=_saved, loaded=_loaded
         )
         self._checkpoints = Checkpoints(self._runs, self._store)
-        self.rest = RestApi(self._store, self._checkpoints, self._runs, self._admit)
+        self.rest = RestApi(peer, self._store, self._checkpoints, self._runs)
         self._samplers = Samplers(peer, self._store, self.desk.folder / "samplers", self.held.announce, self._tasks.send_nowait)
 
-    def authorize(self, token: str) -> ApiKey:
-        """Return the key with this secret. While no key exists, return `LOCAL_PROGRAMS`."""
-        keys = self.desk.api_keys
-        if (key := keys.find_key(token)) is not None:
-            return key
-        if keys.is_open():
-            return LOCAL_PROGRAMS
-        raise HttpProblem("unauthorized", "unknown API key: `peer key new NAME` makes one")
+    async def authorize(self, credentials: Credentials) -> ApiKey:
+        """Return the key of a program. While no key exists, return `LOCAL_PROGRAMS` for the programs on this machine.
 
-    def _admit(self, key: ApiKey, host: str) -> None:
-        """Raise `HttpProblem` for a program of another machine without a key."""
-        if key is LOCAL_PROGRAMS and not is_loopback(host):
+        Raises `HttpProblem` for all other programs.
+        """
+        return await trio.to_thread.run_sync(self._find_key, credentials, limiter=self._authorizations)
+
+    def _find_key(self, credentials: Credentials) -> ApiKey:
+        keys = self.desk.api_keys
+        if (key := keys.find_key(credentials.token)) is not None:
+            return key
+        if not keys.is_open():
+            raise HttpProblem("unauthorized", "unknown API key: `peer key new NAME` makes one")
+        if not is_loopback(credentials.host):
             raise HttpProblem("unauthorized", "this peer has no API keys, so it serves programs on its own machine alone")
+        return LOCAL_PROGRAMS
 
     async def _require_model(self, key: ApiKey, model: str) -> StoredModel:
         """Return a model of this key. Raises `HttpProblem`."""
@@ -152,8 +160,7 @@ class TinkerApi:
 
     # Sessions --------------------------------------------------------------------------------------------------------
 
-    async def client_config(self, key: ApiKey, host: str) -> Json:
-        self._admit(key, host)
+    async def client_config(self, key: ApiKey) -> Json:
         return {
             "pjwt_auth_enabled": False,
             "parallel_fwdbwd_chunks": False,
@@ -166,35 +173,28 @@ class TinkerApi:
             "sample_max_concurrent_requests": 64,
         }
 
-    async def client_dynamic_config(self, key: ApiKey, host: str) -> Json:
-        self._admit(key, host)
+    async def client_dynamic_config(self, key: ApiKey) -> Json:
         return {}
 
-    async def open_session(self, key: ApiKey, host: str) -> Json:
-        self._admit(key, host)
+    async def open_session(self, key: ApiKey) -> Json:
         return {"type": "create_session", "session_id": secrets.token_hex(SESSION_BYTES), "info_message": WHO_READS}
 
-    async def session_heartbeat(self, key: ApiKey, host: str, session_id: str) -> Json:
-        self._admit(key, host)
+    async def session_heartbeat(self, key: ApiKey, session_id: str) -> Json:
         return {"type": "session_heartbeat"}
 
-    async def close_session(self, key: ApiKey, host: str, session_id: str) -> Json:
+    async def close_session(self, key: ApiKey, session_id: str) -> Json:
         """Request the ends of a session's runs. Each follows the requests of its model."""
-        self._admit(key, host)
         for model in await trio.to_thread.run_sync(self._store.list_unended_models, owner_of(key), session_id):
             await self._add(key, model, END_NUMBER, RequestKind.END, b"")
         return {}
 
-    async def collect_telemetry(self, key: ApiKey, host: str) -> Json:
-        self._admit(key, host)
+    async def collect_telemetry(self, key: ApiKey) -> Json:
         return {"status": "accepted"}
 
-    async def check_gateway(self, key: ApiKey, host: str) -> Json:
-        self._admit(key, host)
+    async def check_gateway(self, key: ApiKey) -> Json:
         return {"status": "ok"}
 
-    async def server_capabilities(self, key: ApiKey, host: str) -> Json:
-        self._admit(key, host)
+    async def server_capabilities(self, key: ApiKey) -> Json:
         models = [
             {"model_name": name, "max_context_length": context, "trainable": True, "sampleable": True}
             for name, context in self._runs.list_bases()
@@ -206,15 +206,12 @@ class TinkerApi:
     async def create_model(
         self,
         key: ApiKey,
-        host: str,
         session_id: str,
         model_seq_id: int,
         base_model: str,
         lora_config: Json,
         optimizer_config: Json,
     ) -> Json:
-        self._admit(key, host)
-
         async def make_request() -> CreateModel:
             if optimizer_config.get("type", "adamw") != "adamw":
                 raise UserError(f"optimizer {reprlib.repr(optimizer_config['type'])} is not supported: use 'adamw'")
@@ -250,17 +247,13 @@ class TinkerApi:
 
     # Checkpoints -----------------------------------------------------------------------------------------------------
 
-    async def save_weights(
-        self, key: ApiKey, host: str, model_id: str, seq_id: int, path: Any, ttl_seconds: Any, overwrite: bool
-    ) -> Json:
-        self._admit(key, host)
+    async def save_weights(self, key: ApiKey, model_id: str, seq_id: int, path: Any, ttl_seconds: Any, overwrite: bool) -> Json:
         await self._save(key, model_id, seq_id, WEIGHTS, path, ttl_seconds, overwrite)
         return {"request_id": request_id(model_id, seq_id), "model_id": model_id}
 
     async def load_weights(
         self,
         key: ApiKey,
-        host: str,
         path: str,
         optimizer: bool,
         model_id: str | None,
@@ -268,14 +261,13 @@ class TinkerApi:
         session_id: str | None,
         model_seq_id: int | None,
     ) -> Json:
-        self._admit(key, host)
         if session_id is not None and model_seq_id is not None:
 
             async def make_request() -> CreateModel:
-                found = await self._checkpoints.find_checkpoint(owner_of(key), path)
-                before = await trio.to_thread.run_sync(self._store.find_created_model, found.owner, found.model)
-                assert before is not None, "the model was saved"
-                return replace(codec.decode(CreateModel, before.creation), path=path, with_moments=optimizer)
+                saved = describe_run(self._peer, (await self._checkpoints.find_checkpoint(owner_of(key), path)).job)
+                if saved is None:
+                    raise UserError(f"no weights {path!r}: the network has deleted their run")
+                return replace(saved, path=path, with_moments=optimizer)
 
             return await self._create(key, f"{session_id}:train:{model_seq_id}", session_id, make_request)
         if model_id is None or seq_id is None:
@@ -296,26 +288,24 @@ class TinkerApi:
         except UserError as error:
             await self._add(key, model, number, RequestKind.INVALID, str(error).encode())
 
-    async def get_info(self, key: ApiKey, host: str, model_id: str) -> Json:
-        self._admit(key, host)
-        await self._require_model(key, model_id)
+    async def get_info(self, key: ApiKey, model_id: str) -> Json:
+        known = await self._require_model(key, model_id)
         request = await trio.to_thread.run_sync(self._store.find_request, model_id, CREATE_NUMBER)
         if request is None or request.kind is not RequestKind.CREATE or request.outcome in FAULT_CATEGORIES:
             raise HttpProblem("not-found", f"model {model_id!r} was not created: see the failure of create_model")
-        said = codec.decode(CreateModel, request.payload)
+        model = describe_run(self._peer, known.job) or codec.decode(CreateModel, request.payload)
         return {
             "type": "get_info",
             "model_id": model_id,
-            "model_name": said.base,
+            "model_name": model.base,
             "is_lora": True,
-            "lora_rank": said.rank,
-            "model_data": {"model_name": said.base, "arch": "folkmoot"},
+            "lora_rank": model.rank,
+            "model_data": {"model_name": model.base, "arch": "folkmoot"},
         }
 
     # Steps -----------------------------------------------------------------------------------------------------------
 
-    async def forward_backward(self, key: ApiKey, host: str, body: bytes) -> Json:
-        self._admit(key, host)
+    async def forward_backward(self, key: ApiKey, body: bytes) -> Json:
         try:
             request = await trio.to_thread.run_sync(decode_gradient_request, body)
         except RemoteProtocolError as error:  # it names no model or no number, so no future can fail
@@ -332,10 +322,7 @@ class TinkerApi:
         await self._add(key, request.model_id, request.seq_id, kind, payload)
         return {"request_id": request_id(request.model_id, request.seq_id), "model_id": request.model_id}
 
-    async def optim_step(
-        self, key: ApiKey, host: str, model_id: str, seq_id: int, adam_params: Json, optimizer_params: Json
-    ) -> Json:
-        self._admit(key, host)
+    async def optim_step(self, key: ApiKey, model_id: str, seq_id: int, adam_params: Json, optimizer_params: Json) -> Json:
         kind, payload = RequestKind.STEP, b""
         try:
             payload = codec.encode(_optimizer_step(adam_params, optimizer_params))
@@ -365,14 +352,12 @@ class TinkerApi:
     async def save_weights_for_sampler(
         self,
         key: ApiKey,
-        host: str,
         model_id: str,
         seq_id: int,
         path: Any,
         ttl_seconds: Any,
         sampling_session_seq_id: int | None,
     ) -> Json:
-        self._admit(key, host)
         known = await self._require_model(key, model_id)
         if path is not None or sampling_session_seq_id is None:
             await self._save(key, model_id, seq_id, SAMPLER_WEIGHTS, path, ttl_seconds)
@@ -384,13 +369,11 @@ class TinkerApi:
     async def open_sampling_session(
         self,
         key: ApiKey,
-        host: str,
         session_id: str,
         sampling_session_seq_id: int,
         base_model: str | None,
         model_path: str | None,
     ) -> Json:
-        self._admit(key, host)
         sampler = sampler_id(session_id, sampling_session_seq_id)
         try:
             if model_path is not None:
@@ -404,8 +387,7 @@ class TinkerApi:
         await self._require_sampler(key, sampler)
         return {"type": "create_sampling_session", "sampling_session_id": sampler}
 
-    async def get_sampler(self, key: ApiKey, host: str, sampler_id: str) -> Json:
-        self._admit(key, host)
+    async def get_sampler(self, key: ApiKey, sampler_id: str) -> Json:
         sampler = await self._require_sampler(key, sampler_id)
         try:
             base = self._runs.base_of(sampler.job)
@@ -416,7 +398,6 @@ class TinkerApi:
     async def draw_samples(
         self,
         key: ApiKey,
-        host: str,
         sampling_session_id: str,
         seq_id: int,
         prompt: Any,
@@ -430,7 +411,6 @@ class TinkerApi:
         target_prompt_logprobs: Any,
         record_stability_info: Any,
     ) -> Json:
-        self._admit(key, host)
         sampler, name = await self._require_sampler(key, sampling_session_id), request_id(sampling_session_id, seq_id)
         given = {
             "prompt": prompt,
@@ -449,7 +429,7 @@ class TinkerApi:
             return self.desk.api_keys.spend_tokens(key, tokens, time.monotonic())
 
         try:
-            await self._samplers.request_samples(name, sampler, given, spend)
+            self._samplers.request_samples(name, sampler, given, spend)
         except OverflowError:
             raise HttpProblem("too-many", "too many requests for samples wait", retry_after=1) from None
         # The SDK expects an id for each sample, even if the request fails.
@@ -466,31 +446,28 @@ class TinkerApi:
 
     # Results ---------------------------------------------------------------------------------------------------------
 
-    async def retrieve_future(self, key: ApiKey, host: str, request_id: str) -> Json | BytesReply | HeldReply:
-        self._admit(key, host)
+    async def retrieve_future(self, key: ApiKey, request_id: str) -> Json | BytesReply | HeldReply:
         model, _, number = request_id.rpartition("#")
         if SAMPLER_PART in model:
             await self._require_sampler(key, model)
             return self._samples_reply(request_id)
-        if await trio.to_thread.run_sync(self._store.find_model, model) is None:
-            raise HttpProblem("gone", f"no request {request_id!r}")
-        await self._require_model(key, model)
-        request = None
-        if number.isascii() and number.isdecimal() and len(number) <= len(str(SEQ_ID_MAX)):
+        known, request = await trio.to_thread.run_sync(self._store.find_model, model), None
+        is_number = number.isascii() and number.isdecimal() and len(number) <= len(str(SEQ_ID_MAX))
+        if known is not None and known.owner == owner_of(key) and is_number:
             request = await trio.to_thread.run_sync(self._store.find_request, model, int(number))
         if request is None:
-            raise HttpProblem("gone", f"no request {request_id!r}")
+            unknown = reprlib.repr(request_id)
+            raise HttpProblem("not-found", f"no request {unknown}: it was not sent, or its result was dropped after many others")
         return _future_reply(request)
 
-    async def cancel_future(self, key: ApiKey, host: str, request_id: str) -> Json:
+    async def cancel_future(self, key: ApiKey, request_id: str) -> Json:
         """Accept the wish to cancel a request. It is computed nevertheless: the SDK only saves work with this call."""
-        self._admit(key, host)
         return {}
 
     def _samples_reply(self, name: str) -> Json | BytesReply | HeldReply:
         try:
             result = self._samplers.find_result(name)
-        except KeyError:  # The SDK requests these samples again.
+        except KeyError:  # For this status alone, the SDK requests the samples again.
             raise HttpProblem("gone", f"no request {name!r}") from None
         if result is None:
             return _try_again(name)

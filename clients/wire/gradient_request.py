@@ -1,14 +1,13 @@
 """The request for a gradient: the body of `POST forward_backward`, in protobuf.
 
-The messages are those of the SDK `tinker` 0.38.0. The SDK 0.25.0 sends the same ones without `LOSS_FN_CONFIG_V2`. A client waits
-for ever if a request itself is refused. So the decoder returns the model and the number of a request with an invalid body, and
-the reason becomes the failure of the request's future.
+The messages are those of the SDK `tinker` 0.38.0. The SDK 0.25.0 sends the same ones without `LOSS_FN_CONFIG_V2`. A fault in a
+body is the failure of the request's future, as all faults of clients are. So the decoder returns the model and the number of a
+request with an invalid body, and the reason.
 """
 
 from __future__ import annotations
 
 import enum
-import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -28,7 +27,15 @@ from clients.records import (
     RequestBody,
 )
 from clients.wire.tensors import read_vector
-from clients.wire.wire_format import FieldReader, FieldTypes, WireType, read_double, read_text
+from clients.wire.wire_format import (
+    BYTES_FIELD,
+    FIXED64_FIELD,
+    VARINT_FIELD,
+    FieldReader,
+    FieldTypes,
+    read_double,
+    read_text,
+)
 from protocol.errors import RemoteProtocolError
 from protocol.limits import NAME_CHARACTERS_MAX
 
@@ -69,15 +76,18 @@ class EncodedTextField(enum.IntEnum):
     TOKENS = 1
 
 
-VARINT, FIXED64, BYTES = WireType.VARINT, WireType.FIXED64, WireType.BYTES
-HEAD_TYPES: Final[FieldTypes] = {GradientField.MODEL_ID: BYTES, GradientField.SEQ_ID: VARINT, GradientField.FORWARD_ONLY: VARINT}
+HEAD_TYPES: Final[FieldTypes] = {
+    GradientField.MODEL_ID: BYTES_FIELD,
+    GradientField.SEQ_ID: VARINT_FIELD,
+    GradientField.FORWARD_ONLY: VARINT_FIELD,
+}
 CONTENT_TYPES: Final[FieldTypes] = dict.fromkeys(
-    (GradientField.DATA, GradientField.LOSS_FN, GradientField.LOSS_FN_CONFIG, GradientField.LOSS_FN_CONFIG_V2), BYTES
+    (GradientField.DATA, GradientField.LOSS_FN, GradientField.LOSS_FN_CONFIG, GradientField.LOSS_FN_CONFIG_V2), BYTES_FIELD
 )
-SETTING_TYPES: Final[FieldTypes] = {SettingField.NUMBER: FIXED64, SettingField.TEXT: BYTES}
-EXAMPLE_TYPES: Final[FieldTypes] = dict.fromkeys(ExampleField, BYTES)
-CHUNK_TYPES: Final[FieldTypes] = dict.fromkeys(ChunkField, BYTES)
-ENCODED_TEXT_TYPES: Final[FieldTypes] = {EncodedTextField.TOKENS: BYTES}
+SETTING_TYPES: Final[FieldTypes] = {SettingField.NUMBER: FIXED64_FIELD, SettingField.TEXT: BYTES_FIELD}
+EXAMPLE_TYPES: Final[FieldTypes] = dict.fromkeys(ExampleField, BYTES_FIELD)
+CHUNK_TYPES: Final[FieldTypes] = dict.fromkeys(ChunkField, BYTES_FIELD)
+ENCODED_TEXT_TYPES: Final[FieldTypes] = {EncodedTextField.TOKENS: BYTES_FIELD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +151,11 @@ def _read_content(reader: FieldReader, message: memoryview) -> RequestBody:
             case GradientField.LOSS_FN:
                 loss = read_text(field.data)
             case GradientField.LOSS_FN_CONFIG:
-                name, number = _read_named(reader, field.data, FIXED64)
-                config[name] = read_double(number)
+                name, number = reader.read_number_entry(field.data)
+                config[_require_name(name)] = number
             case GradientField.LOSS_FN_CONFIG_V2:
-                name, setting = _read_named(reader, field.data, BYTES)
-                config_v2[name] = _read_setting(reader, name, setting)
+                name, setting = reader.read_message_entry(field.data)
+                config_v2[_require_name(name)] = _read_setting(reader, name, setting)
         if max(len(config), len(config_v2)) > CONFIG_MAX:
             raise RemoteProtocolError("oversized", f"the loss has more than {CONFIG_MAX} settings")
     if loss not in list(ClientLoss):
@@ -184,12 +194,11 @@ def _changed_settings(loss: ClientLoss, config: dict[str, float]) -> dict[str, f
 
 
 def _read_setting(reader: FieldReader, name: str, message: memoryview) -> float:
-    value: float | None = None
-    for field in reader.read_fields(message, SETTING_TYPES):
-        if field.number == SettingField.TEXT:
-            text = read_text(field.data)
-            raise RemoteProtocolError("unsupported", f"setting {name!r} is the text {text!r}: settings are numbers")
-        value = read_double(field.data)
+    value: float | str | None = None
+    for field in reader.read_fields(message, SETTING_TYPES):  # The last of them counts.
+        value = read_text(field.data) if field.number == SettingField.TEXT else read_double(field.data)
+    if isinstance(value, str):
+        raise RemoteProtocolError("unsupported", f"setting {name!r} is the text {value!r}: settings are numbers")
     if value is None:
         raise RemoteProtocolError("malformed", f"setting {name!r} has no value")
     return value
@@ -202,7 +211,8 @@ def _read_example(reader: FieldReader, message: memoryview) -> Example:
             tokens += _read_chunk(reader, chunks, field.data)
             chunks += 1
             continue
-        name, tensor = _read_named(reader, field.data, BYTES)
+        name, tensor = reader.read_message_entry(field.data)
+        _require_name(name)
         try:
             vector = read_vector(reader, tensor)
         except RemoteProtocolError as error:
@@ -228,27 +238,27 @@ def _read_example(reader: FieldReader, message: memoryview) -> Example:
     return Example(bytes(tokens), targets, inputs)
 
 
-def _read_named(reader: FieldReader, message: memoryview, value_type: WireType) -> tuple[str, memoryview]:
-    """Return the name and the value of a setting or an input."""
-    name, value = reader.read_entry(message, value_type)
+def _require_name(name: str) -> str:
+    """Return the name of a setting or an input. Raises `RemoteProtocolError` if it is empty or too long."""
     if not 0 < len(name) <= NAME_CHARACTERS_MAX:
         raise RemoteProtocolError(
             "oversized", f"the name {name[:32]!r} has {len(name)} characters, not 1 to {NAME_CHARACTERS_MAX}"
         )
-    return name, value
+    return name
 
 
 def _read_chunk(reader: FieldReader, place: int, message: memoryview) -> bytes:
     """Return the tokens of a chunk of encoded text."""
-    found = list(itertools.islice(reader.read_fields(message, CHUNK_TYPES), 2))
-    if len(found) != 1:
-        raise RemoteProtocolError("malformed", f"chunk {place} has {'two contents' if found else 'no content'}")
-    if found[0].number != ChunkField.ENCODED_TEXT:
-        kind = ChunkField(found[0].number).name.lower()
-        raise RemoteProtocolError("unsupported", f"chunk {place} is of the kind {kind!r}: models read encoded text alone")
-    tokens = memoryview(b"")
-    for field in reader.read_fields(found[0].data, ENCODED_TEXT_TYPES):
-        tokens = field.data
+    tokens: memoryview | None = None
+    for field in reader.read_fields(message, CHUNK_TYPES):
+        if field.number != ChunkField.ENCODED_TEXT:
+            kind = ChunkField(field.number).name.lower()
+            raise RemoteProtocolError("unsupported", f"chunk {place} is of the kind {kind!r}: models read encoded text alone")
+        tokens = memoryview(b"") if tokens is None else tokens
+        for part in reader.read_fields(field.data, ENCODED_TEXT_TYPES):
+            tokens = part.data
+    if tokens is None:
+        raise RemoteProtocolError("malformed", f"chunk {place} has no content")
     if len(tokens) % 4:
         raise RemoteProtocolError("malformed", f"chunk {place}: the tokens have {len(tokens)} bytes, not a multiple of 4")
     return _encode_tokens(f"chunk {place}", np.frombuffer(tokens, dtype="<i4"))

@@ -10,7 +10,16 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from clients.wire.wire_format import FieldReader, FieldTypes, WireType, encode_bytes, encode_varint, read_packed
+from clients.wire.wire_format import (
+    BYTES_FIELD,
+    VARINT_FIELD,
+    VARINTS_FIELD,
+    FieldReader,
+    FieldTypes,
+    encode_bytes,
+    encode_varint,
+    read_integers,
+)
 from protocol.errors import RemoteProtocolError
 
 DIMENSIONS_MAX: Final = 8  # dimensions in the text of an error: only tensors with one dimension are valid
@@ -38,10 +47,10 @@ class BatchedTensorField(enum.IntEnum):
 
 NUMBER_TYPES: Final = {DataType.FLOAT32: "<f4", DataType.INT64: "<i8"}
 TENSOR_TYPES: Final[FieldTypes] = {
-    TensorField.DENSE: WireType.BYTES,
-    TensorField.SPARSE_CSR: WireType.BYTES,
-    TensorField.DTYPE: WireType.VARINT,
-    TensorField.SHAPE: WireType.BYTES,
+    TensorField.DENSE: BYTES_FIELD,
+    TensorField.SPARSE_CSR: BYTES_FIELD,
+    TensorField.DTYPE: VARINT_FIELD,
+    TensorField.SHAPE: VARINTS_FIELD,
 }
 
 
@@ -57,7 +66,7 @@ def read_vector(reader: FieldReader, message: memoryview) -> Vector:
             case TensorField.DTYPE:
                 dtype = field.integer
             case TensorField.SHAPE:
-                shape += itertools.islice(read_packed(field.data), DIMENSIONS_MAX + 1 - len(shape))
+                shape += itertools.islice(read_integers(field), DIMENSIONS_MAX + 1 - len(shape))
     if dtype not in NUMBER_TYPES:
         known = " and ".join(f"{kind:d} ({kind.name.lower()})" for kind in DataType)
         raise RemoteProtocolError("unsupported", f"the tensor has the data type {dtype}: {known} are supported")

@@ -1,15 +1,16 @@
 """The wire format of protobuf: a strict reader of messages, and writers of single fields.
 
-A message is a series of fields (https://protobuf.dev/programming-guides/encoding). Each has a tag, which is its number and its
-wire type, and a value. The reader skips fields with unknown numbers by their length and refuses groups, so no input makes it
-recurse.
+A message is a series of fields in any order (https://protobuf.dev/programming-guides/encoding). Each has a tag, which is its
+number and its wire type, and a value. A missing field has the default value of its type. The last value of a field counts that
+has one number, one text or bytes. The reader skips fields with unknown numbers by their length and refuses groups, so no input
+makes it recurse.
 """
 
 from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from protocol.errors import RemoteProtocolError
@@ -18,6 +19,7 @@ FIELDS_MAX: Final = 1 << 19  # fields of one body in all its messages: 512 for e
 FIELD_NUMBER_MAX: Final = (1 << 29) - 1
 TEXT_BYTES_MAX: Final = 256  # bytes of an id or a name; the longest one is the id of a session and a number
 VARINT_BYTES_MAX: Final = 10  # 7 bits in a byte give 64 bits
+TAG_BYTES_MAX: Final = 5  # a tag has 32 bits
 INTEGER_BITS: Final = 64
 
 
@@ -41,11 +43,20 @@ class EntryField(enum.IntEnum):
 
 class Field(NamedTuple):
     number: int
+    wire_type: int
     integer: int  # value of a varint, an unsigned number of 64 bits; 0 for other wire types
     data: memoryview  # bytes of the value for other wire types; empty for a varint
 
 
-FieldTypes = Mapping[int, WireType]  # wire types of the known fields of a message, by number
+FieldTypes = Mapping[int, Collection[WireType]]  # possible wire types of the known fields of a message, by number
+VARINT_FIELD: Final = (WireType.VARINT,)
+FIXED64_FIELD: Final = (WireType.FIXED64,)
+BYTES_FIELD: Final = (WireType.BYTES,)
+VARINTS_FIELD: Final = (WireType.BYTES, WireType.VARINT)  # repeated numbers, of which a client may pack some or all
+
+# Fields of the entries of maps. Implementations of protobuf treat unknown fields there in different ways, so none are allowed.
+NUMBER_ENTRY: Final[FieldTypes] = {EntryField.KEY: BYTES_FIELD, EntryField.VALUE: FIXED64_FIELD}
+MESSAGE_ENTRY: Final[FieldTypes] = {EntryField.KEY: BYTES_FIELD, EntryField.VALUE: BYTES_FIELD}
 
 
 class FieldReader:
@@ -54,17 +65,18 @@ class FieldReader:
     def __init__(self) -> None:
         self._fields_left = FIELDS_MAX
 
-    def read_fields(self, message: memoryview, types: FieldTypes) -> Iterator[Field]:
+    def read_fields(self, message: memoryview, types: FieldTypes, *, skips_unknown: bool = True) -> Iterator[Field]:
         """Yield the fields with a number in `types`, in their order.
 
-        Raises `RemoteProtocolError` for malformed or too many fields, and for fields with another wire type than in `types`.
+        Raises `RemoteProtocolError` for malformed or too many fields, for fields with another wire type than in `types`, and for
+        fields with another number unless `skips_unknown`.
         """
         at = 0
         while at < len(message):
             self._fields_left -= 1
             if self._fields_left < 0:
                 raise RemoteProtocolError("oversized", f"the body has more than {FIELDS_MAX} fields")
-            tag, at = read_varint(message, at)
+            tag, at = read_varint(message, at, TAG_BYTES_MAX)
             number, wire_type = tag >> 3, tag & 7
             if not 1 <= number <= FIELD_NUMBER_MAX:
                 raise RemoteProtocolError("malformed", f"field number {number} is not in 1..{FIELD_NUMBER_MAX}")
@@ -80,36 +92,48 @@ class FieldReader:
             if size > (left := len(message) - at):
                 raise RemoteProtocolError("malformed", f"field {number} has {size} bytes, and its message ends after {left}")
             if number in types:
-                if wire_type != types[number]:
-                    raise RemoteProtocolError("mistyped", f"field {number} has the wire type {wire_type}, not {types[number]:d}")
-                yield Field(number, integer, message[at : at + size])
+                if wire_type not in types[number]:
+                    expected = " or ".join(f"{possible:d}" for possible in types[number])
+                    raise RemoteProtocolError("mistyped", f"field {number} has the wire type {wire_type}, not {expected}")
+                yield Field(number, wire_type, integer, message[at : at + size])
+            elif not skips_unknown:
+                raise RemoteProtocolError("malformed", f"an entry of a map has field {number}: it has a key and a value alone")
             at += size
 
-    def read_entry(self, message: memoryview, value_type: WireType) -> tuple[str, memoryview]:
-        """Return the key and the value of an entry of a map. Raises `RemoteProtocolError` if it has not each of them once."""
-        entry = dict[int, memoryview]()
-        for field in self.read_fields(message, {EntryField.KEY: WireType.BYTES, EntryField.VALUE: value_type}):
-            if field.number in entry:
-                raise RemoteProtocolError("malformed", f"an entry of a map has field {field.number} twice")
-            entry[field.number] = field.data
-        if len(entry) != len(EntryField):
-            raise RemoteProtocolError(
-                "malformed", f"an entry of a map has the fields {sorted(entry)}: a key and a value are needed"
-            )
-        return read_text(entry[EntryField.KEY]), entry[EntryField.VALUE]
+    def read_number_entry(self, message: memoryview) -> tuple[str, float]:
+        """Return the key and the value of an entry of a map from texts to doubles. Raises `RemoteProtocolError`."""
+        key, number = "", 0.0
+        for field in self.read_fields(message, NUMBER_ENTRY, skips_unknown=False):
+            if field.number == EntryField.KEY:
+                key = read_text(field.data)
+            else:
+                number = read_double(field.data)
+        return key, number
+
+    def read_message_entry(self, message: memoryview) -> tuple[str, memoryview]:
+        """Return the key and the value of an entry of a map from texts to messages. Raises `RemoteProtocolError`."""
+        key, value = "", memoryview(b"")
+        for field in self.read_fields(message, MESSAGE_ENTRY, skips_unknown=False):
+            if field.number == EntryField.KEY:
+                key = read_text(field.data)
+            elif value:
+                raise RemoteProtocolError("malformed", "an entry of a map has two values")
+            else:
+                value = field.data
+        return key, value
 
 
-def read_varint(data: memoryview, at: int) -> tuple[int, int]:
+def read_varint(data: memoryview, at: int, bytes_max: int = VARINT_BYTES_MAX) -> tuple[int, int]:
     """Return the unsigned number at a position, and the position after it. Raises `RemoteProtocolError` if it is malformed."""
     value = 0
     try:
-        for place in range(VARINT_BYTES_MAX):
+        for place in range(bytes_max):
             byte = data[at + place]
             value |= (byte & 0x7F) << 7 * place
             if byte < 0x80:
                 break
         else:
-            raise RemoteProtocolError("malformed", f"a number has more than {VARINT_BYTES_MAX} bytes")
+            raise RemoteProtocolError("malformed", f"a number has more than {bytes_max} bytes")
     except IndexError:
         raise RemoteProtocolError("malformed", "the message ends within a number") from None
     if value >> INTEGER_BITS:
@@ -117,12 +141,14 @@ def read_varint(data: memoryview, at: int) -> tuple[int, int]:
     return value, at + place + 1
 
 
-def read_packed(data: memoryview) -> Iterator[int]:
-    """Yield the signed numbers of a packed repeated field. Raises `RemoteProtocolError` if one is malformed."""
+def read_integers(field: Field) -> Iterator[int]:
+    """Yield the signed numbers of a field with `VARINTS_FIELD`. Raises `RemoteProtocolError` if one is malformed."""
+    if field.wire_type == VARINT:
+        yield _signed(field.integer)
     at = 0
-    while at < len(data):
-        value, at = read_varint(data, at)
-        yield value - (1 << INTEGER_BITS) if value >> INTEGER_BITS - 1 else value
+    while at < len(field.data):
+        value, at = read_varint(field.data, at)
+        yield _signed(value)
 
 
 def read_double(data: memoryview) -> float:
@@ -161,6 +187,10 @@ def encode_bytes(number: int, data: bytes) -> bytes:
 def encode_entry(number: int, key: str, value: bytes) -> bytes:
     """Return an entry of the map in a field. `value` is the encoded field `EntryField.VALUE`."""
     return encode_bytes(number, encode_bytes(EntryField.KEY, key.encode()) + value)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << INTEGER_BITS) if value >> INTEGER_BITS - 1 else value
 
 
 def _varint(value: int) -> bytes:

@@ -56,6 +56,7 @@ from web.routes import (
     RouteHandlers,
     RouteReply,
     RouteSet,
+    authorize_by_token,
     key_path_field,
 )
 
@@ -511,7 +512,10 @@ def make_handlers(desk: ServiceContext) -> RouteHandlers:
             AdminApi(desk, doors, operators, gatherer),
             live,
         ),
-        authorizers={ANNOTATOR: sessions.require_session, OPERATOR: operators.require_operator},
+        authorizers={
+            ANNOTATOR: authorize_by_token(sessions.require_session),
+            OPERATOR: authorize_by_token(operators.require_operator),
+        },
         metrics=blocks.metrics,
         event_feeds=(blocks.event_feed, live.event_feed),
         background_tasks=(

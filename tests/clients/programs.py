@@ -110,7 +110,7 @@ class Program:
         terms = {"learning_rate": rate, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12, "weight_decay": 0.0, "grad_clip_norm": 0.0}
         return self.post("optim_step", {"model_id": model, "seq_id": number, "adam_params": terms, "type": "optim_step"} | fields)
 
-    def request_samples(self, sampler: str, number: int, prompt: list[int], **given: Any) -> Answer:
+    def request_samples(self, sampler: str, number: int, prompt: list[int], /, **given: Any) -> Answer:
         ids = {
             "sampling_session_id": sampler,
             "seq_id": number,

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import trio
 
+from clients.gateway.http_routes import ROUTES
 from clients.gateway.model_queue import GAP_SECONDS
 from clients.ledger.clients_module import FLOPS_ALLOWED, STEPS_ALLOWED
 from clients.records import ClientLoss, Example, RequestBody
@@ -27,6 +28,7 @@ from tests.clients.test_daemon import MODEL, SETTINGS, certain
 from tests.clients.test_wire import CLASSES
 from tests.peer.processes import Daemon, command, daemons, poll
 from tests.web.room import Room, said
+from tests.web.test_defence import complete_body, path_of
 from training.data.default_text import default_text
 from web.held_replies import HOLD_SECONDS, HeldReplies
 
@@ -130,6 +132,14 @@ def set_sparse(datum: Any) -> None:
     datum.loss_fn_inputs["weights"].sparse_csr.values = floats([1.0, 1.0])
 
 
+def set_negative(datum: Any) -> None:
+    datum.model_input.add().encoded_text.tokens = np.array([-1], "<i4").tobytes()
+
+
+def set_type(datum: Any) -> None:
+    datum.loss_fn_inputs["weights"].dtype = 4  # bfloat16
+
+
 def set_matrix(datum: Any) -> None:
     datum.loss_fn_inputs["target_tokens"].shape[:] = [2, 1]
 
@@ -146,6 +156,10 @@ FAULTY: list[tuple[RequestBody | bytes, dict[str, Any], str]] = [  # a request, 
     (altered(set_image), {}, "chunk 2 is of the kind 'image'"),
     (altered(set_sparse), {}, "the tensor is sparse"),
     (altered(set_matrix), {}, "the tensor has the shape 2 × 1"),
+    (altered(set_negative), {}, "chunk 2 contains -1: a token id is in 0..65535"),
+    (altered(set_type), {}, "the tensor has the data type 4"),
+    (request(example(weights=[1.0, float("inf")])), {}, "weights contain inf at token 1"),
+    (request(example(), clip_high_threshold=float("nan")), {}, "setting 'clip_high_threshold' is nan"),
 ]
 
 
@@ -159,7 +173,14 @@ def test_what_is_wrong_in_a_request_fails_its_future_and_the_next_one_goes_on(ga
             sent.append((program.post("forward_backward", message.SerializeToString()), fault))
         else:
             sent.append((program.request_losses(model, number, faulty, **fields), fault))
-    rates = [("not nan", float("nan")), ("not None", None), ("not 11", 11), ("too large: 1000", 10**400)]
+    rates = [
+        ("not nan", float("nan")),
+        ("not inf", float("inf")),
+        ("not None", None),
+        ("not 11", 11),
+        ("not -1", -1),
+        ("too large: 1000", 10**400),
+    ]
     for number, (fault, rate) in enumerate(rates, len(FAULTY) + 1):
         sent.append((program.request_step(model, number, rate), fault))
     other = program.request_step(model, number + 1, adam_params={}, optimizer_params={"type": "dimuon", "learning_rate": 0.1})
@@ -177,7 +198,9 @@ def test_models_that_cannot_be_created_are_failed_futures(gateway: Gateway) -> N
     program = gateway.program()
     wanted: list[tuple[dict[str, Any], str]] = [
         ({"lora_config": {"rank": 0}}, "rank must be a whole number in 1..1024, not 0"),
+        ({"lora_config": {"rank": -1}}, "rank must be a whole number in 1..1024, not -1"),
         ({"lora_config": {"rank": 17}}, "rank 17 is more than the model's width 16"),
+        ({"lora_config": {"rank": 1025}}, "rank must be a whole number in 1..1024, not 1025"),
         ({"lora_config": {"train_attn": False, "train_mlp": False, "train_unembed": False}}, "no matrix would have an adapter"),
         ({"base": "nobody"}, "nobody"),
         ({"base": ""}, "base_model '' has 0 characters"),
@@ -234,11 +257,11 @@ def test_models_with_the_same_data_take_their_steps(gateway: Gateway) -> None:
             assert program.result_of(step).json == {"metrics": {"round:max": round, "refused_rounds:max": 0}}
 
 
-def test_a_poll_for_an_unknown_request_is_gone(gateway: Gateway) -> None:
+def test_a_poll_for_an_unknown_request_is_not_found(gateway: Gateway) -> None:
     program = gateway.program()
     for unknown in ("none", f"{program.session}:train:0#1", "#" + "9" * 5_000):
-        gone = program.retrieve(unknown)
-        assert gone.status == 410 and gone.json["detail"].startswith("no request")
+        missing = program.retrieve(unknown)
+        assert missing.status == 404 and missing.json["detail"].startswith("no request")
     assert program.post("forward_backward", b"no protobuf").status == 400
 
 
@@ -355,14 +378,23 @@ def test_faults_of_samples_are_failures_of_their_futures(gateway: Gateway) -> No
     sampler = program.post("create_sampling_session", ids).json["sampling_session_id"]
     faults: list[tuple[list[int], Json, str]] = [
         ([1] * 99, {}, "the prompt has 99 tokens, and the model's context is 24"),
-        ([400], {}, "contain '400', but the vocabulary has the tokens 0 to 256"),
-        ([1], {"num_samples": 65}, "num_samples must be a whole number from 1 to 64, not '65'"),
+        ([400], {}, "contain 400, but the vocabulary has the tokens 0 to 256"),
+        ([1], {"num_samples": 65}, "num_samples must be a whole number from 1 to 64, not 65"),
         ([1], {"sampling_params": {"temperature": None}}, "temperature must be a number"),
+        ([1], {"sampling_params": {"temperature": float("nan")}}, "temperature must be a number of at most 1e6, not nan"),
+        ([1], {"sampling_params": {"top_p": float("inf")}}, "top_p must be a number of at most 1e6, not inf"),
+        ([-1], {}, "contain -1, but"),
+        ([], {}, "the prompt has no tokens"),
+        ([1] * 20_000, {}, "the prompt has 20000 tokens, and the model's context is 24"),
+        ([1], {"prompt": {"chunks": [{"type": "image", "data": "", "format": "png"}]}}, "a chunk of type 'image'"),
+        ([1], {"topk_prompt_logprobs": 3}, "topk_prompt_logprobs 3 is not supported"),
     ]
     for number, (prompt, given, fault) in enumerate(faults):
         accepted = program.request_samples(sampler, number, prompt, **given)
         assert len(accepted.json["sample_sequence_ids"]) == given.get("num_samples", 1), "the SDK asserts this"
         assert fault in program.result_of(accepted).fault
+    too_large = program.request_samples(sampler, 99, [1] * 400_000)
+    assert too_large.status == 413 and "larger than 1048576 bytes" in too_large.json["detail"]
     assert program.request_samples("other", 0, [1]).status == program.send("GET", "samplers/other").status == 404
     for wrong in ({"base_model": "none"}, {"model_path": "tinker://x"}):
         asked = {"session_id": program.session, "sampling_session_seq_id": 1} | wrong
@@ -407,6 +439,12 @@ def test_a_loop_continues_from_a_checkpoint_as_if_it_had_not_stopped(gateway: Ga
     program.request_losses(model, 19, BATCHES[1])
     post("load_weights", model_id=model, seq_id=20, path=path, optimizer=False)
     assert "no gradient" in program.result_of(program.request_step(model, 21)).fault
+    # A model of another rank has that of the weights after the load.
+    other = program.create_model(3, lora_config={"rank": 8, "seed": 3})
+    assert program.post("get_info", {"model_id": other}).json["lora_rank"] == 8
+    post("load_weights", model_id=other, seq_id=1, path=path, optimizer=False)
+    assert program.post("get_info", {"model_id": other}).json["lora_rank"] == 4
+    assert program.send("GET", f"training_runs/{other}").json["lora_rank"] == 4
 
 
 def test_checkpoints_are_listed_sampled_and_deleted(gateway: Gateway) -> None:
@@ -428,7 +466,7 @@ def test_checkpoints_are_listed_sampled_and_deleted(gateway: Gateway) -> None:
     save("save_weights", 4, "one", ttl_seconds=9_000)
     assert f"there are weights {path!r} already" in save("save_weights_for_sampler", 5, "samp").fault
     assert save("save_weights", 6, "one", overwrite=True).status == 200
-    for number, name in enumerate(("", "a/b", "a b", "x?y", "x#y", "é", "n" * 49, None, 5), 7):
+    for number, name in enumerate(("", "a/b", "a b", "x?y", "x#y", "é", "n" * 49, ".", "..", None, 5), 7):
         assert "must have 1 to 48 letters" in save("save_weights", number, name).fault
     for number, lifetime in enumerate((0, -1, 2**60, "1", 1.5), 20):
         assert "ttl_seconds must be a whole number" in save("save_weights", number, "two", ttl_seconds=lifetime).fault
@@ -509,8 +547,11 @@ def test_keys_divide_a_gateway(gateway: Gateway) -> None:
     before = open_to_all.create_model()
     store = ApiKeyStore(gateway.daemon.directory / "api_keys.sqlite")
     anna, ben = (gateway.program(store.create_key(ApiKey(name, 1, 1, 1 << 20, 100))) for name in ("anna", "ben"))
-    for call, content in (("client/config", {}), ("retrieve_future", {"request_id": f"{before}#0"}), ("telemetry", {})):
-        assert open_to_all.post(call, content).status == 401
+    for route in ROUTES.routes:
+        call, content = path_of(route, False).removeprefix("/tinker/api/v1/"), b"" if route.takes_bytes else complete_body(route)
+        for key in ("tml-whatever", "tml-", "x"):
+            assert replace(open_to_all, key=key).send(route.method, call, content).status == 401, route.path
+    assert open_to_all.retrieve(f"{before}#0").status == 401
     small = request(example(40 // 2))
     model = anna.create_model()
     result = anna.request_losses(model, 1, small)

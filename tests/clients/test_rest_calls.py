@@ -14,13 +14,16 @@ import pytest
 import trio
 
 from clients.gateway import request_store
+from clients.gateway.checkpoints import EXPIRED_MS
 from clients.gateway.client_runs import ClientRuns
 from clients.gateway.http_routes import ROUTES
-from clients.gateway.request_store import StoredSampler, owner_of
+from clients.gateway.request_store import StoredCheckpoint, StoredSampler, owner_of
+from clients.gateway.rest_api import DECISION_SECONDS
 from clients.ledger.clients_module import ClientRun, EndRun
 from protocol.errors import UserError
-from tests.clients.test_tinker_api import ANNA, BEN, HOST, REQUESTS, Caller, Json, ScriptedRuns, gateway, refusal
+from tests.clients.test_tinker_api import ANNA, BEN, REQUESTS, Caller, Json, ScriptedRuns, gateway, refusal
 from web.calls import BytesReply, HeldReply, parse_fields
+from web.connection_limits import REQUEST_SECONDS
 
 BEGAN_MS = 1_800_000_000_000
 
@@ -38,23 +41,23 @@ def iso(seconds: int) -> str:
 
 
 async def runs_of(program: Caller, limit: int = 20, offset: int = 0) -> Json:
-    return await program.api.rest.list_training_runs(program.key, HOST, limit, offset)
+    return await program.api.rest.list_training_runs(program.key, limit, offset)
 
 
 async def sessions_of(program: Caller, limit: int = 20, offset: int = 0) -> Json:
-    return await program.api.rest.list_sessions(program.key, HOST, limit, offset)
+    return await program.api.rest.list_sessions(program.key, limit, offset)
 
 
 async def session_of(program: Caller, session: str = "s") -> Json:
-    return await program.api.rest.get_session(program.key, HOST, session)
+    return await program.api.rest.get_session(program.key, session)
 
 
 async def finish(program: Caller, session: str = "s") -> None:
-    assert await program.api.close_session(program.key, HOST, session) == {}
+    assert await program.api.close_session(program.key, session) == {}
 
 
 async def create_in(program: Caller, session: str, number: int = 0) -> str:
-    said = await program.api.create_model(program.key, HOST, session, number, "base", {"rank": 8}, {})
+    said = await program.api.create_model(program.key, session, number, "base", {"rank": 8}, {})
     return str((await program.result(said["request_id"]))["model_id"])
 
 
@@ -84,7 +87,7 @@ async def test_models_are_training_runs_the_newest_first(tmp_path: Path, seconds
             "corrupted": False,
         }
         assert page["training_runs"][1]["last_request_time"] == iso(3) and page["training_runs"][2]["lora_rank"] == 32
-        assert await program.api.rest.get_training_run(program.key, HOST, models[2]) == page["training_runs"][0]
+        assert await program.api.rest.get_training_run(program.key, models[2]) == page["training_runs"][0]
         second = await runs_of(program, 1, 1)
         assert [run["training_run_id"] for run in second["training_runs"]] == [models[1]]
         assert second["cursor"] == {"limit": 1, "offset": 1, "total_count": 3}
@@ -99,8 +102,8 @@ async def test_a_model_that_was_not_created_is_no_training_run(tmp_path: Path) -
         assert isinstance(await program.retrieve(request), HeldReply)
         assert [run["training_run_id"] for run in (await runs_of(program))["training_runs"]] == ["s:train:2"]
         for missing in ("s:train:0", "s:train:1", "s:train:9", "s"):
-            assert (await refusal(program.api.rest.get_training_run(program.key, HOST, missing))).code == "not-found"
-            assert (await refusal(program.api.rest.list_checkpoints(program.key, HOST, missing))).code == "not-found"
+            assert (await refusal(program.api.rest.get_training_run(program.key, missing))).code == "not-found"
+            assert (await refusal(program.api.rest.list_checkpoints(program.key, missing))).code == "not-found"
 
 
 async def test_sessions_have_their_models_and_samplers(tmp_path: Path, seconds: None) -> None:
@@ -142,8 +145,8 @@ async def test_a_key_lists_its_own_models_and_sessions(tmp_path: Path) -> None:
             assert (await runs_of(ben))["training_runs"] == (await sessions_of(ben))["sessions"] == []
             assert (await runs_of(ben))["cursor"]["total_count"] == (await sessions_of(ben))["cursor"]["total_count"] == 0
             for call in (
-                ben.api.rest.get_training_run(other, HOST, model),
-                ben.api.rest.list_checkpoints(other, HOST, model),
+                ben.api.rest.get_training_run(other, model),
+                ben.api.rest.list_checkpoints(other, model),
                 session_of(ben),
             ):
                 assert (await refusal(call)).code == "not-found"
@@ -159,16 +162,40 @@ async def test_a_key_lists_its_own_models_and_sessions(tmp_path: Path) -> None:
 async def test_there_are_no_checkpoints_and_nothing_is_cancelled(tmp_path: Path) -> None:
     async with gateway(tmp_path, ScriptedRuns(seconds=1.0)) as program:
         rest, model = program.api.rest, await program.create_model()
-        assert await rest.list_checkpoints(program.key, HOST, model) == {"checkpoints": []}
+        assert await rest.list_checkpoints(program.key, model) == {"checkpoints": []}
         cursor = {"limit": 100, "offset": 0, "total_count": 0}
-        assert await rest.list_all_checkpoints(program.key, HOST, 100, 0) == {"checkpoints": [], "cursor": cursor}
+        assert await rest.list_all_checkpoints(program.key, 100, 0) == {"checkpoints": [], "cursor": cursor}
         path = f"tinker://{model}/weights/step1"
-        problem = await refusal(rest.show_weights(program.key, HOST, path))
+        problem = await refusal(rest.show_weights(program.key, path))
         assert problem.code == "not-found" and problem.detail == f"no weights {path!r}: they were not saved, or they have expired"
         request = await program.request_losses(model, 1)
         for cancelled in (request, "unknown"):
-            assert await program.api.cancel_future(program.key, HOST, cancelled) == {}
+            assert await program.api.cancel_future(program.key, cancelled) == {}
         assert isinstance(await program.result(request), BytesReply)
+
+
+async def test_an_undecided_change_of_a_checkpoint_is_a_503_in_time_and_may_be_repeated(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as program:
+        model, times, seconds = await program.create_model(), list[int](), 0.0
+        path, owner = f"tinker://{model}/weights/a", owner_of(program.key)
+        program.api._store.put_checkpoint(StoredCheckpoint(path, owner, model, "weights/a", b"j" * 32, 1, bytes(32), 9, 0))
+
+        async def set_expiry(job: bytes, name: str, expires_ms: int) -> None:
+            await trio.sleep(seconds)
+            times.append(expires_ms)
+
+        program.runs.set_expiry = set_expiry  # type: ignore[attr-defined]
+        rest, names = program.api.rest, (program.key, model, "weights", "a")
+        for call in (lambda: rest.set_checkpoint_ttl(*names, 60), lambda: rest.delete_checkpoint(*names)):
+            seconds, began = 120.0, trio.current_time()
+            problem = await refusal(call())
+            assert problem.code == "no-quorum" and "not decided after 30 s" in problem.detail
+            assert trio.current_time() - began == pytest.approx(DECISION_SECONDS) and DECISION_SECONDS < REQUEST_SECONDS - 10
+            assert [each["tinker_path"] for each in (await rest.list_checkpoints(program.key, model))["checkpoints"]] == [path]
+            seconds = 0.0
+            assert await call() == {}
+        assert times == [60_000, EXPIRED_MS]
+        assert await rest.list_checkpoints(program.key, model) == {"checkpoints": []}
 
 
 @pytest.mark.parametrize(

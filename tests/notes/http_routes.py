@@ -9,7 +9,7 @@ from features.services import ServiceContext
 from protocol.prometheus_metrics import PrometheusMetric
 from tests.notes.module import NotesState
 from web.calls import TEXT, HttpProblem, Json, RequestField, hex_type
-from web.routes import ClientClass, HtmlPage, PageSet, Route, RouteHandlers, RouteReply, RouteSet
+from web.routes import ClientClass, HtmlPage, PageSet, Route, RouteHandlers, RouteReply, RouteSet, authorize_by_token
 
 READER = ClientClass("reader", "folkmoot-reader", "reader")
 
@@ -38,7 +38,7 @@ class NotesApi:
 
 def make_handlers(desk: ServiceContext) -> RouteHandlers:
     api = NotesApi(desk)
-    return RouteHandlers(objects=(api,), authorizers={READER: api.authorize}, metrics=api.metrics)
+    return RouteHandlers(objects=(api,), authorizers={READER: authorize_by_token(api.authorize)}, metrics=api.metrics)
 
 
 ROUTES = RouteSet(

@@ -210,7 +210,9 @@ def value_of(schema: dict[str, Any]) -> Any:
         return schema["enum"][-1]
     if pattern := re.fullmatch(r"\^\[0-9a-f\]\{(\d+)\}\$", schema.get("pattern", "")):
         return int(pattern[1]) * "0"
-    return {"integer": schema.get("minimum", 0), "array": [], "object": {}, "boolean": False, "string": "x"}[schema["type"]]
+    return {"integer": schema.get("minimum", 0), "array": [], "object": {}, "boolean": False, "string": "x"}[
+        schema.get("type", "string")
+    ]
 
 
 def test_defence_text_never_becomes_markup_and_no_script_asks_another_address() -> None:

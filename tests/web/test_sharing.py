@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -287,14 +288,44 @@ def test_a_connection_ends_where_header_or_request_take_too_long() -> None:
     assert port.closed == [0, 1, 2] and len(port.places._open) == 1
 
 
-@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from(("come", "begin", "leave"))), max_size=60))
-def test_places_are_bounded_whatever_comes(steps: list[tuple[str, str]]) -> None:
-    port = Port(most=6)
+def test_a_held_connection_gives_way_to_nobody_and_counts_for_no_host() -> None:
+    port = Port(most=16)
+    with ExitStack() as held:
+        for number in range(14):
+            held.enter_context(port.places.hold_slot(port.come("a", number)))
+        last = port.come("a", 14)
+        with pytest.raises(HttpProblem, match="too many calls wait") as refusal, port.places.hold_slot(last):
+            raise AssertionError("two connections are for visitors")
+        assert (refusal.value.code, refusal.value.retry_after) == ("too-many", 1)
+        for number, host in enumerate("abcabc", 15):
+            port.come(host, number)
+        assert port.closed == [14, 15, 16, 17, 18], "of those without a held reply, one of the largest host goes"
+    assert len(port.places._open) == 16
+    port.come("a", 21)
+    assert port.closed[5:] == [0], "the host has more connections than its share"
+
+
+@pytest.mark.parametrize("proxies", [(), ("a",)])
+@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from(("come", "begin", "leave", "hold", "end"))), max_size=60))
+def test_places_are_bounded_whatever_comes(proxies: tuple[str, ...], steps: list[tuple[str, str]]) -> None:
+    port, held = Port(most=6, proxies=proxies), dict[int, ExitStack]()
     for number, (host, what) in enumerate(steps):
         place = port.come(host, number)
         if what == "begin":
             place.begin_request(REQUEST_SECONDS)
         elif what == "leave":
             port.places.release_slot(place)
-        there = Counter(place.host for place in port.places._open)
-        assert there.total() <= 6 and max(there.values(), default=0) <= 1
+        elif what == "hold" and len(held) < 5:
+            place.begin_request(float("inf"))
+            held[number] = ExitStack()
+            held[number].enter_context(port.places.hold_slot(place))
+        elif what == "end" and held:
+            ended = next(iter(held))
+            held.pop(ended).close()
+            port.open[ended].finish_request()
+            port.now += HEADER_SECONDS + 1
+            port.places.close_overdue()
+        there = Counter(place.host for place in port.places._open if not place.is_held)
+        assert len(port.places._open) <= 6 and len(held) <= 5
+        assert max((count for host, count in there.items() if host not in proxies), default=0) <= 1
+        assert not held.keys() & set(port.closed)

@@ -1,0 +1,118 @@
+"""Hundreds of samples that one machine waits for at once, over sockets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from clients.gateway.request_store import RequestStore, StoredSampler, owner_of
+from clients.gateway.samplers import SampleFault, Samplers
+from clients.gateway.tinker_api import LOCAL_PROGRAMS
+from tests.clients.programs import Program
+from tests.web.client import Site
+from tests.web.room import Room, said
+from web.held_replies import HeldReplies
+
+pytestmark = pytest.mark.real("hundreds of sockets")
+SAMPLER = "s:sample:0"
+CONNECTIONS = 400  # samples that a machine waits for at once
+SAMPLES = 2  # samples of each connection, one after the other
+CLIENT_SAMPLES = 50  # samples that one client begins to draw at once, of 64 that the gateway allows
+
+
+class Connection:
+    """A connection that a client keeps, as the SDK does. It fails if the server closes it."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream, self._read = stream, b""
+
+    async def post(self, call: str, fields: dict[str, Any]) -> tuple[int, Any]:
+        """Return the status of the reply and its JSON."""
+        body = json.dumps(fields).encode()
+        headers = ["Host: localhost", "X-API-Key: tml-any", f"Content-Length: {len(body)}", "", ""]
+        await self._stream.send_all("\r\n".join([f"POST /tinker/api/v1/{call} HTTP/1.1", *headers]).encode() + body)
+        while b"\r\n\r\n" not in self._read:
+            await self._receive()
+        header, _, self._read = self._read.partition(b"\r\n\r\n")
+        (length,) = [int(line.split(b":")[1]) for line in header.split(b"\r\n") if line.lower().startswith(b"content-length:")]
+        while len(self._read) < length:
+            await self._receive()
+        content, self._read = self._read[:length], self._read[length:]
+        return int(header.split()[1]), json.loads(content)
+
+    async def _receive(self) -> None:
+        data = await self._stream.receive_some()
+        assert data, "the server has closed the connection"
+        self._read += data
+
+
+@asynccontextmanager
+async def connection(site: Site) -> AsyncIterator[Connection]:
+    async with await trio.open_tcp_stream(site.host, site.port) as stream:
+        yield Connection(stream)
+
+
+async def test_a_machine_may_wait_for_hundreds_of_samples_and_others_are_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, finished = list[HeldReplies](), {number: trio.Event() for number in range(SAMPLES)}
+    hold = HeldReplies.hold
+
+    async def record(replies: HeldReplies, *arguments: Any) -> Any:
+        held.append(replies)
+        return await hold(replies, *arguments)
+
+    async def compute(samplers: Samplers, name: str, *_: Any) -> None:
+        await finished[int(name.partition("#")[2]) % SAMPLES].wait()
+        samplers._store_result(name, SampleFault(name, is_of_client=True))
+
+    monkeypatch.setattr(HeldReplies, "hold", record)
+    monkeypatch.setattr(Samplers, "_compute", compute)
+    async with Room(tmp_path).serving() as (daemon, site):
+        store = RequestStore(daemon.directory.path / "services" / "serve")
+        store.add_sampler(StoredSampler(SAMPLER, owner_of(LOCAL_PROGRAMS), bytes(32), 0))
+        store.close()
+
+        async def draw(place: int) -> None:
+            async with connection(site) as program:
+                for number in range(place * SAMPLES, (place + 1) * SAMPLES):
+                    status, accepted = await program.post("asample", {"sampling_session_id": SAMPLER, "seq_id": number})
+                    assert status == 200, accepted
+                    reply: dict[str, Any] = {"type": "try_again"}
+                    while reply.get("type") == "try_again":
+                        status, reply = await program.post("retrieve_future", {"request_id": accepted["request_id"]})
+                        assert status == 200, reply
+                    assert reply == {"error": f"{SAMPLER}#{number}", "category": "user"}
+
+        async def are_held(connections: int, number: int = 0) -> None:
+            """Wait until this number of connections wait for their sample with this number."""
+            names = {f"{SAMPLER}#{place * SAMPLES + number}" for place in range(connections)}
+            while not held or held[0]._waiting.keys() != names:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+
+        async with trio.open_nursery() as nursery:
+            for begin in range(0, CONNECTIONS, CLIENT_SAMPLES):
+                for place in range(begin, begin + CLIENT_SAMPLES):
+                    nursery.start_soon(draw, place)
+                await are_held(begin + CLIENT_SAMPLES)
+            for number in range(SAMPLES):
+                await are_held(CONNECTIONS, number)
+                assert (await said(Program(site.host, site.port).post, "client/config", {})).status == 200
+                assert (await said(site.get, "/annotate")).status == 200
+                finished[number].set()
+
+
+async def test_a_call_that_cannot_wait_asks_again_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("web.connection_limits.VISITOR_SHARE_DIVISOR", 1)  # no connection may be held
+    async with Room(tmp_path).serving() as (_, site):
+        program = await said(Program(site.host, site.port).begin)
+        await said(program.request_model)
+        accepted = await said(program.request_step, f"{program.session}:train:0", 2)  # it waits for number 1
+        reply = await said(program.retrieve, accepted.json["request_id"])
+        assert reply.status == 429 and "too many calls wait for results" in reply.json["detail"]
