@@ -41,7 +41,7 @@ from clients.ledger.clients_module import RUNS_OF_MEMBER_MAX
 from demo.demo_peers import DemoPeer, PeerDisk
 from peer.settings.process_resources import process_memory_mb
 from scenarios import network
-from scenarios.idle import processor_seconds
+from scenarios.idle import measured, processor_seconds
 from scenarios.local_tuning import LocalTuning
 from scenarios.network import Network, children
 from scenarios.rlhf import based
@@ -56,7 +56,7 @@ BASE_JOB: Final = {"local_steps": "1", "batch": "8", "audit": "full"}
 RANK, TEXTS, TOKENS = 16, 8, 128
 PAIRS_WARM: Final = 3  # not counted: workers open the job, and records are new
 PAIR_SECONDS_MAX: Final = 60.0  # for a busy machine; a longer pair hangs
-START_SECONDS_MAX: Final = 300.0  # for the base, and for the runs of idle models
+START_SECONDS_MAX: Final = 300.0  # for the base and its held-out loss, and for the runs of idle models
 SETTLE_SECONDS: Final = 10.0  # for imports and last messages
 SECONDS_MAX, OUTSIDE_SECONDS_MAX = 1.5, 0.6
 TORCH, ALONE = "plain torch", "network of 1"
@@ -229,6 +229,9 @@ async def measure_idle(peers: int, models: int, seconds: float, seed: int) -> Id
     async with network.running(peers, seed=seed, dress=partial(dress, port)) as running:
         program, stop = Program(SDK, running.demo.folder), running.demo.folder / "stop"
         plan = await make_plan(running, port, seed)
+        with trio.fail_after(START_SECONDS_MAX):
+            while not await measured(running):  # noqa: ASYNC110 - it is another process
+                await trio.sleep(network.POLL_SECONDS)
         await trio.sleep(SETTLE_SECONDS)
         without = await seconds_a_minute(running, seconds)
         daemons, workers = memory(running)
@@ -299,11 +302,11 @@ def show(rows: Sequence[Row], idle: Sequence[IdleRow]) -> None:
         Console(width=130).print(table)
         table = Table(title="parts of a pair, ms")
         table.add_column("")
-        measured = [row for row in rows if row.phases]
-        for row in measured:
+        of_networks = [row for row in rows if row.phases]
+        for row in of_networks:
             table.add_column(row.name, justify="right")
-        for phase in measured[0].phases:
-            table.add_row(phase, *(ms(row.phases[phase]) for row in measured))
+        for phase in of_networks[0].phases:
+            table.add_row(phase, *(ms(row.phases[phase]) for row in of_networks))
         Console(width=130).print(table)
     for each in idle:
         table = Table(title=f"{each.models} idle models, {each.seconds:g} s", show_header=False)
