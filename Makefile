@@ -103,7 +103,7 @@ fuzz: setup
 	$(BIN)/python -m pytest --quiet -m "hypothesis and not large" --hypothesis-profile others
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
-bench: setup
+bench: setup .venv-foreign-0.38.0/.complete
 	$(BIN)/python -m benchmarks
 
 bench-consensus: setup

@@ -1,25 +1,35 @@
-"""Small benchmarks (reviews as preferences, application of blocks, curation, tables) measure their stated quantities."""
+"""Small benchmarks measure their stated quantities.
+
+They are: reviews as preferences, application of blocks, curation, tables, and steps of programs.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import trio
 
-from benchmarks import apply, reviews, rlhf_text, tables
+from benchmarks import apply, request_times, reviews, rlhf_text, tables, tinker
 from benchmarks.curation import ASKED, PROJECT_TASKS, VOTES, Batches, Chain, Closing, Figures, Filler, timed, verdicts
+from benchmarks.request_times import RequestTimes, read_times
 from benchmarks.verdicts import MISSED
 from curation.ledger.curation_state import CurationState
 from ledger.tables import Table, sparse_merkle_tree
+from peer.worker.supervisor import WorkerSupervisor
 from rlhf.data import preference_set_statistics
+from tests.waiting import patience
 from training.data.tokenizer import ByteTokenizer
 from training.job_spec import OuterOptimizerKind
 from training.replicated.replicated_model import ReplicatedModel
 from training.transformer import ModelSpec
+from training.worker_protocol import AuditRequest, PingRequest, WorkerFailed
 
 COUNT = 40
 LONGEST = 1_000  # tokens: no pair is left out
@@ -160,3 +170,61 @@ def test_a_history_notices_rows_that_stay_and_roots_that_remember(monkeypatch: p
         sparse_merkle_tree, "join_nodes", lambda left, right, read: joined(left, right, read) if left and right else left or right
     )
     assert "another root" in str([tables.history(seed) for seed in range(100)])
+
+
+# A pair of round 7: a pass and a proposal of the gateway, and two re-executions that overlap.
+GATEWAY = (
+    RequestTimes("pass", 7, 100.5, 102.0),
+    RequestTimes("propose", 7, 102.5, 103.0),
+    RequestTimes("ping", None, 100.0, 109.0),
+)
+OTHERS = (
+    RequestTimes("audit", 7, 104.0, 107.0),
+    RequestTimes("audit", 7, 105.0, 106.0),
+    RequestTimes("audit", 6, 100.0, 109.0),
+)
+
+
+def test_the_parts_of_a_pair_are_its_time_and_other_rounds_are_not_in_it() -> None:
+    pair = tinker.Pair(100.0, 108.0, 7, 0)
+    assert list(tinker.phases_of(pair, GATEWAY, OTHERS).values()) == [0.5, 1.5, 0.5, 0.5, 1.0, 3.0, 1.0]
+    assert tinker.outside_seconds(pair, (*GATEWAY, *OTHERS)) == 0.5 + 0.5 + 1.0 + 1.0
+    alone = tinker.phases_of(pair, GATEWAY, ())
+    assert list(alone.values()) == [0.5, 1.5, 0.5, 0.5, 0.0, 0.0, 5.0]
+    late = (*OTHERS, RequestTimes("audit", 7, 107.5, 120.0), RequestTimes("audit", 7, 109.0, 121.0))  # the vote needs neither
+    assert list(tinker.phases_of(pair, GATEWAY, late).values()) == [0.5, 1.5, 0.5, 0.5, 1.0, 4.0, 0.0]
+    assert tinker.outside_seconds(pair, (*GATEWAY, *late)) == 0.5 + 0.5 + 1.0 + 0.5
+    assert tinker.outside_seconds(pair, ()) == pair.seconds
+
+
+@pytest.mark.real("processes")
+async def test_a_worker_writes_down_when_it_computed_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "times"
+    assert read_times(file) == []
+    monkeypatch.setenv(request_times.FILE, str(file))
+    worker = WorkerSupervisor(command=[sys.executable, "-m", "benchmarks.request_times", request_times.WORKER])
+    with patience():
+        async with trio.open_nursery() as nursery:
+            await nursery.start(worker.run)
+            before = time.monotonic()
+            await worker.ask(PingRequest())
+            after = time.monotonic()
+            with pytest.raises(WorkerFailed):
+                await worker.ask(AuditRequest(bytes(32), 7, bytes(32), "no model", "no payload", None, None, None))
+            nursery.cancel_scope.cancel()
+    ping, audit = read_times(file)
+    assert (ping.request, ping.round, audit.request, audit.round) == ("ping", None, "audit", 7)
+    assert before <= ping.began <= ping.ended <= after <= audit.began
+
+
+def test_every_bound_of_a_program_s_steps_is_held_and_missed() -> None:
+    torch = tinker.Row(tinker.TORCH, 0, 30, 0.2, 0.2, loss=100.0)
+    alone = tinker.Row(tinker.ALONE, 0, 30, 9.0, 9.0, 9.0, loss=100.1)  # a single peer has no bound of time
+    row = tinker.Row("network of 4", 0, 30, 1.5, 1.0, 0.6, loss=50.0)
+    idle = tinker.IdleRow(0, 32, 60.0, 0, 0, 8, 0, [1.0], [1.0], [9.0], [9.0])
+    lines = list(tinker.verdicts([torch, alone, row], [idle]))
+    assert len(lines) == 5 and not any(line.startswith(MISSED) for line in lines)
+    worse = [replace(torch, loss=99.9), alone, replace(row, seconds=1.501, outside_seconds=0.601, refused_rounds=1)]
+    idles = [replace(idle, rounds=1), replace(idle, requests=1)]
+    lines = list(tinker.verdicts(worse, idles))
+    assert len(lines) == 6 and all(line.startswith(MISSED) for line in lines)

@@ -334,9 +334,9 @@ class RequestStore(ServiceDatabase):
 
     def drop_bodies(self, model: str, number: int) -> None:
         """Delete the payloads of the gradients before this number, whose step is decided. Their results stay."""
-        self._database.execute(
-            "UPDATE requests SET payload = x'' WHERE model = ? AND kind = 'gradient' AND number < ?", (model, number)
-        )
+        # Without the last condition, SQLite would read the results of all earlier gradients in each step.
+        condition = "model = ? AND kind = 'gradient' AND number < ? AND payload != x''"
+        self._database.execute(f"UPDATE requests SET payload = x'' WHERE {condition}", (model, number))
 
     def drop_before(self, model: str, number: int) -> None:
         """Delete the requests before this number whose payloads are deleted."""

@@ -198,6 +198,8 @@ class ClientEngine(TokenEngine):
     ) -> tuple[Float32Array, PassResult]:
         key = round, codec.encode(body)
         if key not in self._gradients:
+            for earlier in [known for known in self._gradients if known[0] < round]:  # of models that no step changes any more
+                del self._gradients[earlier]
             model = self.adapted_model()
             model.load_adapters(parameters)
             model.clear_gradient()

@@ -17,6 +17,7 @@ import tinker
 from tinker import types
 
 RANK, SEED = 8, 11
+STOP_POLL_SECONDS = 0.2
 RESULT_SECONDS_MAX = 600.0  # of a call whose future is awaited
 
 Plan = dict[str, Any]
@@ -47,7 +48,7 @@ def examples(texts: Texts) -> list[types.Datum]:
 
 
 def open_model(service: Any, plan: Plan) -> Any:
-    model = service.create_lora_training_client(plan["base"], rank=RANK, seed=SEED)
+    model = service.create_lora_training_client(plan["base"], rank=plan.get("rank", RANK), seed=SEED)
     tell("created", name=model.get_info().model_data.model_name)
     return model
 
@@ -72,7 +73,7 @@ def take_step(model: Any, plan: Plan, number: int, *batches: Texts) -> None:
     step = model.optim_step(adam(plan))
     loss = sum(map(loss_of, passes))
     metrics = step.result(RESULT_SECONDS_MAX).metrics
-    tell("step", number=number, loss=loss, seconds=time.monotonic() - started, metrics=metrics)
+    tell("step", number=number, loss=loss, began=started, seconds=time.monotonic() - started, metrics=metrics)
 
 
 def run_every_call(service: Any, plan: Plan) -> None:
@@ -203,11 +204,20 @@ def run_until_told(service: Any, plan: Plan) -> None:
         take_step(model, plan, number, plan["texts"])
 
 
+def run_idle(service: Any, plan: Plan) -> None:
+    """Create models, and let them be until the file `stop` exists."""
+    for _ in range(plan["models"]):
+        open_model(service, plan)
+    while not Path(plan["stop"]).exists():
+        time.sleep(STOP_POLL_SECONDS)
+
+
 LOOPS: dict[str, Callable[[Any, Plan], None]] = {
     "every-call": run_every_call,
     "beside-torch": run_beside_torch,
     "pipelined": run_pipelined,
     "until-told": run_until_told,
+    "idle": run_idle,
 }
 
 if __name__ == "__main__":

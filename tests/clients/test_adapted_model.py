@@ -12,14 +12,14 @@ from torch import Tensor
 from clients.objective import SCALE, adapted_matrices
 from clients.pytorch.adapted_model import AdaptedModel
 from clients.pytorch.losses import token_losses
-from clients.records import BETA, HIGH, LOSS_DEFAULTS, LOW, RATIO_MASK, ClientLoss
+from clients.records import BETA, HIGH, LOSS_DEFAULTS, LOW, RATIO_MASK, ClientLoss, RequestBody
 from tests.clients.runs import BASE, base_model, body, client_spec
 from training.engines.pytorch.device import CPU
 from training.engines.pytorch.model import GPT
 from training.job_spec import JobSpec
 from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import Float32Array, layout_of
-from training.transformer import OUTPUT_MATRIX, tensor_shapes
+from training.transformer import EMBEDDING, FINAL_NORM, OUTPUT_MATRIX, tensor_shapes
 
 TIED, UNTIED = BASE, replace(BASE, model=replace(BASE.model, tied=False))
 CHOICES = [
@@ -190,6 +190,48 @@ def test_losses_and_their_gradients_are_those_of_their_papers(loss: ClientLoss, 
         assert float(found[row].sum().detach()) == pytest.approx(float(wanted.detach()), rel=1e-5, abs=1e-5)
         assert torch.allclose(gradient[row, :length].double(), of_exact, rtol=1e-5, atol=1e-6)
     assert not found.detach()[~mask].any() and not gradient[~mask].any()
+
+
+def by_autograd(request: RequestBody, spec: JobSpec, adapters: Float32Array) -> tuple[float, dict[str, Tensor]]:
+    """Return the loss of a request and the gradient of each adapter, by autograd through a model in float64 without padding."""
+    known = base_model()
+    own = {name: torch.tensor(x).double().requires_grad_() for name, x in layout_of(spec).tensor_views(adapters).items()}
+    base = {name: torch.tensor(x).double() for name, x in layout_of(known.spec).tensor_views(known.parameters).items()}
+    base[OUTPUT_MATRIX] = base[EMBEDDING]
+    adapted_names = adapted_matrices(spec.model, spec.decoded_settings)
+
+    def matrix(name: str) -> Tensor:
+        product = own[f"{name}.adapter_b"] @ own[f"{name}.adapter_a"] if name in adapted_names else torch.zeros(())
+        return base[name] + SCALE / 4 * product
+
+    plain = GPT(replace(known.spec, model=replace(known.spec.model, tied=False)))
+    plain.embedding_VC, plain.output_VC, plain.final_norm_C = base[EMBEDDING], matrix(OUTPUT_MATRIX), base[FINAL_NORM]
+    for index, layer in enumerate(plain.layers):
+        for block in plain.blocks:
+            for leaf, names in block.leaves.items():
+                layer[leaf] = torch.cat([matrix(f"layers.{index}.{name}") for name in names])  # type: ignore[index]
+    total = torch.zeros((), dtype=torch.float64)
+    for example in request.examples:
+        x, y = (torch.tensor(np.frombuffer(ids, "<u2").astype(np.int64)) for ids in (example.tokens, example.targets))
+        p = torch.log_softmax(plain.logits(plain.features(x[None]))[0], -1).gather(1, y[:, None])[:, 0]
+        names = ("logprobs", "advantages", "weights", RATIO_MASK)
+        values = (np.frombuffer(example.inputs.get(name, bytes(4 * len(x))), "<f4").astype(float) for name in names)
+        total = total + formula(request.loss, p, *map(torch.tensor, values))
+    return float(total.detach()), dict(zip(own, torch.autograd.grad(total, own.values()), strict=True))
+
+
+@pytest.mark.parametrize("loss", ClientLoss)
+def test_a_pass_has_the_loss_and_the_gradient_of_a_plain_loop(loss: ClientLoss) -> None:
+    spec, model, request = client_spec(), adapted(), body(loss, examples=7)
+    adapters = random_adapters(spec)
+    model.load_adapters(adapters)
+    model.clear_gradient()
+    found = model.run_pass(request, backward=True)
+    wanted, of_adapters = by_autograd(request, spec, adapters)
+    assert abs(found.loss - wanted) <= 1e-5 * abs(wanted)
+    for name, gradient in layout_of(spec).tensor_views(model.read_gradient()).items():
+        exact = of_adapters[name].numpy()
+        assert np.abs(gradient - exact).max() <= 1e-5 * np.abs(exact).max() > 0
 
 
 @pytest.mark.parametrize("loss", [ClientLoss.PPO, ClientLoss.CISPO, ClientLoss.GSPO])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from clients.objective import ClientObjective
+from clients.pytorch.adapted_model import AdaptedModel, PassResult
 from clients.pytorch.engine import ClientEngine, clip_gradient
 from clients.records import (
     LOSS_DEFAULTS,
@@ -159,6 +161,25 @@ def test_steps_lower_the_loss(run: Run) -> None:
         losses.append(codec.decode(StepDeclaration, done.declaration).loss)
         run.apply(brief, done)
     assert losses[-1] < 0.8 * losses[0] and losses == sorted(losses, reverse=True)
+
+
+def test_a_gradient_is_computed_once_for_its_program_and_its_step_and_is_not_kept(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, computed, run_pass = run.engine(TRAINER), list[RequestBody](), AdaptedModel.run_pass
+
+    def counted(self: AdaptedModel, request: RequestBody, **options: Any) -> PassResult:
+        computed.append(request)
+        return run_pass(self, request, **options)
+
+    monkeypatch.setattr(AdaptedModel, "run_pass", counted)
+    for step in range(3):
+        requests = [body(seed=2 * step), body(seed=2 * step + 1)]
+        for request in requests:
+            engine.run_pass(run.model.parameters, run.model.round, request, backward=True)
+        brief = run.brief(*requests, step=step)
+        run.apply(brief, run.propose(brief))
+        assert computed[2 * step :] == requests and len(engine._gradients) == 2
 
 
 # Lies of a trainer ---------------------------------------------------------------------------------------------------------
