@@ -47,7 +47,7 @@ def _post(
         client=PROGRAM,
         body_fields=fields,
         replies={200: reply},
-        problem_codes=REFUSED,
+        problem_codes=CROWDED if reply is FUTURE else REFUSED,
         **more,
     )
 
