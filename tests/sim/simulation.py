@@ -366,7 +366,7 @@ class Peer:
             if isinstance(message, Proposal):
                 self._judge_later((message.job, message.round), signer, message)
         for key, book in node.ledger.rounds.items():
-            for trainer in book.vouching.assigned_at.keys() - book.vouching.own_judgements.keys():
+            for trainer in sorted(book.vouching.assigned_at.keys() - book.vouching.own_judgements.keys()):
                 self._reexecute_later((key, book.terms.round), trainer, book)
 
     def _set_deadline(self, deadline: float | None) -> None:
