@@ -33,6 +33,7 @@ TRAINING_ROUNDS_MAX = 2  # closed rounds of training jobs while a step waits
 STANDING_BLOCKS_MAX = 1  # a block that undoes the open round lets nothing begin
 # From one event of the waiting steps to the next one: those rounds, and the step's own.
 STEP_SECONDS_MAX = (TRAINING_ROUNDS_MAX + 1) * ROUND_SECONDS_MAX
+LONG_SECONDS = 5.0  # of an open round: a trainer is waited for 4 s
 
 
 @dataclass
@@ -275,12 +276,14 @@ class ClientRuns:
     # Progress --------------------------------------------------------------------------------------------------------
 
     def demands(self, now: float, began: float) -> Iterator[Demand]:
-        """Yield what must happen to the open steps. A history with an open round goes on until one has closed after `began`."""
+        """Yield what must happen to the open steps.
+
+        A history goes on while a round is open for long, and with an open round until one has closed after `began`.
+        """
         if any(run.step is not None for run in self.runs.values()):
             age = now - max(self._moved, began)
-            yield Demand(
-                "steps", "no round of a step begins or closes", age, STEP_SECONDS_MAX, self._has_round and self._closed <= began
-            )
+            is_awaited = self._has_round and (self._closed <= began or now - self._moved > LONG_SECONDS)
+            yield Demand("steps", "no round of a step begins or closes", age, STEP_SECONDS_MAX, is_awaited)
 
     def came_about(self) -> dict[str, int]:
         """Return counts for the figures of a campaign."""

@@ -27,7 +27,7 @@ RUNS_OF_ONE = 4
 ROUNDS = (4, 1_000)  # of a run: some runs end with their last round
 WANTED_SHARE = 0.8  # of the moments at which a gateway could say something; it does other work as well
 ATTEMPT_SHARE = 0.15  # of the wishes
-EXPIRY_SHARE, END_SHARE, SAVE_SHARE = 0.1, 0.04, 0.25  # of the wishes about own runs
+EXPIRY_SHARE, END_SHARE, SAVE_SHARE = 0.1, 0.06, 0.25  # of the wishes about own runs
 NAMES = ("first", "second", "third")  # of checkpoints
 LIFETIMES_MS = (0, 0, 500, 2_000)  # of checkpoints: some expire within a history
 WITHHELD_OF_256 = 128  # steps of a liar whose data nobody else gets
@@ -87,6 +87,10 @@ class Gateway:
     def _attempt(self, mine: dict[bytes, ClientRun], others: dict[bytes, ClientRun]) -> tuple[str, Any] | None:
         """Return a transaction that breaks a rule: of a stranger, doubled, out of order, or about a run that is over."""
         draw = self.random
+        over = [key for key, run in mine.items() if run.is_over]
+        if over and draw.random() < 0.3:
+            key = draw.choice(over)
+            return "client/step", RequestStep(key, self._brief(key, mine[key].next_step))
         if others and draw.random() < 0.5:
             key = draw.choice(list(others))
             run = others[key]
@@ -106,7 +110,7 @@ class Gateway:
             if run.open_step is not None:
                 step = draw.choice((run.open_step.brief, self._brief(key, run.next_step), self._brief(key, run.next_step + 1)))
                 return draw.choice((("client/step", RequestStep(key, step)), ("client/save", SaveModel(key, NAMES[0], 0))))
-            wrong = run.next_step if run.is_over else draw.choice((0, run.next_step - 1, run.next_step + 1))
-            if wrong not in (-1, run.next_step) or run.is_over:
+            wrong = draw.choice((0, run.next_step - 1, run.next_step + 1))
+            if not run.is_over and wrong not in (-1, run.next_step):
                 return "client/step", RequestStep(key, self._brief(key, wrong))
         return draw.choice((("job/start", StartJob(b"client:9")), ("client/open", OpenRun(b"audited:9"))))
