@@ -43,6 +43,7 @@ OUTCOMES = ("liar", "transfer", "restored", "disk damaged", "torn", "fsync faile
 CURATED = ("tasks settled", "votes forfeited", "leases expired", "projects closed", "points paid", "texts redacted", "gold said")
 CLIENT_RUNS = (
     "runs opened",
+    "runs continued",
     "runs ended",
     "steps requested",
     "rounds of steps",

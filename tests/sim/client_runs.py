@@ -72,6 +72,8 @@ class ClientRuns:
     _successors: dict[bytes, bytes] = field(default_factory=dict)  # a key that was rotated -> the next one
     _roots: dict[tuple[bytes, int], bytes] = field(default_factory=dict)  # (run, round) -> its model
     _known: set[bytes] = field(default_factory=set)  # all runs, also those that are over
+    _saved: set[tuple[bytes, int, bytes]] = field(default_factory=set)  # before this block: (run, round, root)
+    _first_roots: dict[bytes, bytes] = field(default_factory=dict)  # run that has not begun -> the model with which it begins
     _training_rounds: int = 0  # closed rounds of training jobs in a row, while a step waits
     _standing: int = 0  # blocks in a row, after which a step or a training job waits, and no round is open
     _has_round: bool = False  # whether a round of a step is open
@@ -83,6 +85,7 @@ class ClientRuns:
         if "clients" not in after.modules:
             return
         closings, _, transactions = codec.unpack(body, len(body))
+        self._saved = {(key, *model) for key, run in self.runs.items() for model in run.saved}
         had_steps = any(run.step is not None for run in self.runs.values())
         for data, signer, _ in transactions:
             self._on_transaction(height, data, signer, before)
@@ -123,10 +126,21 @@ class ClientRuns:
             case "client/open":
                 key = hashlib.sha256(b"folkmoot/job\x00" + signer + data).digest()
                 self._known.add(key)
-                self.runs[key] = RunSeen(signer, int(fields[0].partition(b":")[2]))
+                _, rounds, *named = fields[0].split(b":")
+                self.runs[key] = RunSeen(signer, int(rounds))
                 self.counts["runs opened"] += 1
+                if named:
+                    self._continue(height, key, *named)
             case "client/step" | "client/save" | "client/expire" | "client/end":
                 self._on_request(height, kind, fields, signer, before)
+
+    def _continue(self, height: int, key: bytes, job: bytes, number: bytes, root: bytes) -> None:
+        """Note that a run begins with the model of a checkpoint, which must be there."""
+        model = (bytes.fromhex(job.decode()), int(number), bytes.fromhex(root.decode()))
+        if model not in self._saved:
+            raise Violation("client checkpoints", f"height {height}: a run continues from a model that nobody saved")
+        self._first_roots[key] = model[2]
+        self.counts["runs continued"] += 1
 
     def _on_request(self, height: int, kind: str, fields: list[Any], signer: bytes, before: Any) -> None:
         key, run = fields[0], self.runs.get(fields[0])
@@ -200,6 +214,10 @@ class ClientRuns:
         for key, job in jobs.items():
             if key in self.runs:
                 self._roots.setdefault((key, job.round), job.model_root)
+                if self._first_roots.pop(key, job.model_root) != job.model_root:
+                    raise Violation(
+                        "client model", f"height {height}: run {key.hex()[:6]} begins with another model than it names"
+                    )
         if known.keys() != self.runs.keys():
             raise Violation("client steps", f"height {height} has {len(known)} runs, {len(self.runs)} are expected")
         for key, run in self.runs.items():

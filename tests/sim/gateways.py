@@ -28,6 +28,7 @@ ROUNDS = (4, 1_000)  # of a run: some runs end with their last round
 WANTED_SHARE = 0.8  # of the moments at which a gateway could say something; it does other work as well
 ATTEMPT_SHARE = 0.15  # of the wishes
 EXPIRY_SHARE, END_SHARE, SAVE_SHARE = 0.1, 0.06, 0.25  # of the wishes about own runs
+CONTINUED_SHARE = 0.5  # of the runs that could continue from a checkpoint
 NAMES = ("first", "second", "third")  # of checkpoints
 LIFETIMES_MS = (0, 0, 500, 2_000)  # of checkpoints: some expire within a history
 WITHHELD_OF_256 = 128  # steps of a liar whose data nobody else gets
@@ -63,7 +64,7 @@ class Gateway:
         unfinished = [key for key, run in mine.items() if not run.is_over]
         if len(unfinished) < RUNS_AT_ONCE and self.opened < RUNS_OF_ONE and draw.random() < (0.3 if unfinished else 1.0):
             self.opened += 1
-            return "client/open", OpenRun(b"client:%d" % draw.choice(ROUNDS))
+            return "client/open", OpenRun(self._spec(mine | others))
         saving = [key for key, run in mine.items() if run.checkpoints]
         if saving and draw.random() < EXPIRY_SHARE:
             key = draw.choice(saving)
@@ -75,6 +76,15 @@ class Gateway:
             return "client/save", SaveModel(draw.choice(idle), draw.choice(NAMES), self._expires_ms(state.time_ms))
         key = draw.choice(idle) if idle else b""
         return ("client/step", RequestStep(key, self._brief(key, mine[key].next_step))) if idle else None
+
+    def _spec(self, runs: dict[bytes, ClientRun]) -> bytes:
+        """Return the specification of a run, which may continue from a checkpoint of any member."""
+        spec = b"client:%d" % self.random.choice(ROUNDS)
+        saved = [(key, of.model) for key, run in runs.items() for of in run.checkpoints.values()]
+        if not saved or self.random.random() >= CONTINUED_SHARE:
+            return spec
+        key, model = self.random.choice(saved)
+        return b"%s:%s:%d:%s" % (spec, key.hex().encode(), model.round, model.root.hex().encode())
 
     def _expires_ms(self, now_ms: int) -> int:
         lifetime = self.random.choice(LIFETIMES_MS)

@@ -12,7 +12,7 @@ from consensus.block import BODY_BYTES_MAX, Block, encode_block
 from curation.ledger.curation_module import ANNOTATOR_ROLE, CurationModule
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
-from ledger.jobs import AuditTerms, ClosedRound, JobRolledBack, JobTerms
+from ledger.jobs import AuditTerms, ClosedRound, JobRolledBack, JobTerms, ModelReference
 from ledger.ledger_state import LedgerRules, LedgerState, StateTransition, core_modules, newest_module_versions
 from ledger.tables import Table
 from protocol import codec
@@ -76,19 +76,33 @@ class CountingJobs:
     """Jobs with the specification `audited:rounds`, `sampled:rounds`, `plain:rounds` or `client:rounds`.
 
     The first three are re-executed before the ballot, after it, or never. With `:alone` only the author trains, beside another
-    job. The last one is the job of a client run.
+    job. The last one is the job of a client run. With `:job:round:root`, in hexadecimal, it continues from a saved model.
     """
 
     def terms_of_spec(self, spec: bytes) -> JobTerms:
         kind, _, rest = spec.partition(b":")
         rounds, _, who = rest.partition(b":")
-        is_run = kind == CLIENT
-        if not (is_run or kind in TRAINING) or not rounds.isdigit() or who not in ((b"",) if is_run else (b"", b"alone")):
+        if kind == CLIENT and rounds.isdigit():
+            before = continued_model(spec)
+            return JobTerms(
+                "run", OBJECTIVE, int(rounds), True, True, PROPOSAL_SECONDS, continues=before, anchor_rounds=4, on_request=True
+            )
+        if kind not in TRAINING or not rounds.isdigit() or who not in (b"", b"alone"):
             raise RemoteProtocolError("bad-job", repr(spec))
-        if is_run:
-            return JobTerms("run", OBJECTIVE, int(rounds), True, True, PROPOSAL_SECONDS, anchor_rounds=4, on_request=True)
         audits = AUDITS if kind == b"sampled" else None
         return JobTerms("count", "scratch", int(rounds), kind == b"audited", not who, PROPOSAL_SECONDS, audits, anchor_rounds=4)
+
+    def why_continuation_refused(self, before: bytes, spec: bytes) -> str | None:
+        return None
+
+
+def continued_model(spec: bytes) -> ModelReference | None:
+    """Return the saved model with which a run continues; None: the job begins with a model of its own."""
+    kind, _, *named = spec.split(b":")
+    if kind != CLIENT or not named:
+        return None
+    job, number, root = named
+    return ModelReference(bytes.fromhex(job.decode()), int(number), bytes.fromhex(root.decode()))
 
 
 def genesis_of(keys: Sequence[bytes], salt: bytes = bytes(16), curates: bool = False, has_runs: bool = False) -> Genesis:
@@ -113,9 +127,12 @@ def rules_of(genesis: Genesis, verifier: Verifier) -> LedgerRules:
 def finish(transition: StateTransition, before: LedgerState) -> LedgerState:
     """Compute model roots: a hash of the job at first, then of the last root and the accepted updates.
 
-    A round on request that accepts nothing keeps the root.
+    A run that continues from a saved model begins with its root. A round on request that accepts nothing keeps the root.
     """
     roots = {job: hashlib.sha256(b"model" + job).digest() for job in transition.started_jobs}
+    for job in transition.started_jobs:
+        saved = continued_model(transition.state.jobs.jobs[job].spec)
+        roots[job] = saved.root if saved is not None else roots[job]
     for closed in transition.model_steps:
         root = before.jobs.jobs[closed.job].model_root
         roots[closed.job] = _stepped(root, closed) if closed.outcome.accepted or not closed.brief else root

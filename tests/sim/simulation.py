@@ -50,7 +50,7 @@ from tests.sim.curated import Curated
 from tests.sim.disk import Disk
 from tests.sim.gateways import Gateway, withholds
 from tests.sim.invariants import Invariants, Violation
-from tests.sim.ledgers import TRAINING, SharedRules, finish, genesis_of, read_again, rules_of, with_wrong_bit
+from tests.sim.ledgers import TRAINING, SharedRules, continued_model, finish, genesis_of, read_again, rules_of, with_wrong_bit
 from tests.sim.lineage import Lineage
 from tests.sim.network import WEATHER, Link, Network
 from tests.sim.plan import Fault, Plan
@@ -411,6 +411,9 @@ class Peer:
         for key, back in transition.rolled_back.items():
             if self.is_honest and not self.is_wrong and not self.models.has_model(key, back.anchor.round, back.anchor.root):
                 raise Violation("anchor kept", f"peer {self.number} has no model of round {back.anchor.round}")
+        for saved in (continued_model(after.jobs.jobs[key].spec) for key in transition.started_jobs):
+            if saved is not None and self.is_honest and not self.models.has_model(saved.job, saved.round, saved.root):
+                raise Violation("client checkpoints", f"peer {self.number} has no model of round {saved.round} to continue from")
         if self.flips:
             after = with_wrong_bit(after, self.flips == "model")
             self.flips, self.is_wrong = "", True

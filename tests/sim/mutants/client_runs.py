@@ -168,9 +168,9 @@ CLIENT_RUNS = (
     Mutant(
         "absent-trainer-stops-a-step",
         "a round on request waits for its trainer without end",
-        ("steps", "rounds"),
+        ("steps", "idle"),
         changed(Job.round_terms, "may_be_empty=bool(self.brief)", "may_be_empty=False"),
-        WITHHELD,
+        WITHHELD_LONG,
     ),
     Mutant(
         "checkpoint-dropped-early",
