@@ -30,7 +30,6 @@ from tests.sim.progress import ROUND_SECONDS_MAX, Demand
 
 ATTEMPTS_MAX = 8  # rounds of a step
 TRAINING_ROUNDS_MAX = 2  # closed rounds of training jobs while a step waits
-STANDING_BLOCKS_MAX = 1  # a block that undoes the open round lets nothing begin
 # From one event of the waiting steps to the next one: those rounds, and the step's own.
 STEP_SECONDS_MAX = (TRAINING_ROUNDS_MAX + 1) * ROUND_SECONDS_MAX
 LONG_SECONDS = 5.0  # of an open round: a trainer is waited for 4 s
@@ -75,7 +74,6 @@ class ClientRuns:
     _saved: set[tuple[bytes, int, bytes]] = field(default_factory=set)  # before this block: (run, round, root)
     _first_roots: dict[bytes, bytes] = field(default_factory=dict)  # run that has not begun -> the model with which it begins
     _training_rounds: int = 0  # closed rounds of training jobs in a row, while a step waits
-    _standing: int = 0  # blocks in a row, after which a step or a training job waits, and no round is open
     _has_round: bool = False  # whether a round of a step is open
     _closed: float = 0.0  # time at which a round of a step closed last
     _moved: float = 0.0  # time of the last event by which a step went on
@@ -276,7 +274,8 @@ class ClientRuns:
         training = {key: job for key, job in after.jobs.jobs.items() if key not in self._known and b":alone" not in job.spec}
         phases = Counter(str(job.phase) for job in training.values())
         is_paused = phases["paused"] > 0
-        if opened and closed & self._known and (is_paused or _has_startable_job(before, after)):
+        had_round = any(_is_running(before, key) for key in self._known)
+        if opened and had_round and (is_paused or _has_startable_job(before, after)):
             raise Violation("client turns", f"height {height}: a second step begins, and a training job waits")
         is_waiting = bool(self._in_line(before)) and not opened
         if not is_waiting:
@@ -285,10 +284,11 @@ class ClientRuns:
             self._training_rounds += 1
         is_at_work = phases["running"] or any(_is_running(after, key) for key in self.runs)
         stands = (is_waiting or (is_paused and not phases["settling"])) and not is_at_work
-        self._standing = self._standing + 1 if stands else 0
-        is_overdue = self._training_rounds > TRAINING_ROUNDS_MAX or self._standing > STANDING_BLOCKS_MAX
+        # A block that undoes the open round lets no step begin.
+        stands = stands and not any(_is_undone(job, height) for job in after.jobs.jobs.values())
+        is_overdue = self._training_rounds > TRAINING_ROUNDS_MAX or stands
         if is_overdue and any(order(key, 0, b"", before, after) for _, key in self._in_line(before)):
-            waits = f"for {self._training_rounds} rounds" if self._training_rounds else "although no round is open"
+            waits = "although no round is open" if stands else f"for {self._training_rounds} rounds"
             raise Violation("client turns", f"height {height}: a step or a training job waits {waits}")
 
     # Progress --------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from clients.ledger.clients_module import (
     SetExpiry,
 )
 from clients.records import OptimizerStep, StepBrief
-from ledger.jobs import StartJob
+from ledger.jobs import StartJob, StopJob
 from ledger.ledger_state import LedgerState
 from protocol import codec
 from protocol.identity import Signer
@@ -38,6 +38,10 @@ ADAMW = OptimizerStep(1e-4, 0.9, 0.95, 1e-12, 0.0, 0.0)
 def withholds(brief: bytes) -> bool:
     """Return True if a lying gateway withholds the data of this step."""
     return hashlib.sha256(b"withheld" + brief).digest()[0] < WITHHELD_OF_256
+
+
+def _continued(spec: bytes, job: bytes, number: int, root: bytes) -> bytes:
+    return b"%s:%s:%d:%s" % (spec, job.hex().encode(), number, root.hex().encode())
 
 
 @dataclass
@@ -70,7 +74,8 @@ class Gateway:
             key = draw.choice(saving)
             return "client/expire", SetExpiry(key, draw.choice(list(mine[key].checkpoints)), self._expires_ms(state.time_ms))
         if unfinished and draw.random() < END_SHARE:
-            return "client/end", EndRun(draw.choice(unfinished))
+            key = draw.choice(unfinished)
+            return draw.choice((("client/end", EndRun(key)), ("job/stop", StopJob(key))))
         idle = [key for key in unfinished if mine[key].open_step is None]
         if idle and draw.random() < SAVE_SHARE:
             return "client/save", SaveModel(draw.choice(idle), draw.choice(NAMES), self._expires_ms(state.time_ms))
@@ -84,7 +89,7 @@ class Gateway:
         if not saved or self.random.random() >= CONTINUED_SHARE:
             return spec
         key, model = self.random.choice(saved)
-        return b"%s:%s:%d:%s" % (spec, key.hex().encode(), model.round, model.root.hex().encode())
+        return _continued(spec, key, model.round, model.root)
 
     def _expires_ms(self, now_ms: int) -> int:
         lifetime = self.random.choice(LIFETIMES_MS)
@@ -123,4 +128,11 @@ class Gateway:
             wrong = draw.choice((0, run.next_step - 1, run.next_step + 1))
             if not run.is_over and wrong not in (-1, run.next_step):
                 return "client/step", RequestStep(key, self._brief(key, wrong))
-        return draw.choice((("job/start", StartJob(b"client:9")), ("client/open", OpenRun(b"audited:9"))))
+        unsaved = [*mine, *others, self.signer.public][0]
+        return draw.choice(
+            (
+                ("job/start", StartJob(b"client:9")),
+                ("client/open", OpenRun(b"audited:9")),
+                ("client/open", OpenRun(_continued(b"client:9", unsaved, 0, draw.randbytes(32)))),
+            )
+        )

@@ -17,7 +17,7 @@ import random
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -1340,6 +1340,8 @@ class Simulation:
         def rotate() -> None:
             old.author.wishes.append(workload.rotate(self.chain_id, old.key, new.signer))
             new.author.formers = {**old.author.formers, old.key: old.signer}
+            if old.author.gateway is not None:
+                new.author.gateway = replace(old.author.gateway, signer=new.signer)
             new.is_late = False
             new.start()
 

@@ -159,6 +159,14 @@ def test_the_generator_draws_each_kind_of_change_in_some_history() -> None:
     assert {twins.expand(seed, 4).of("twin")[0].amount for seed in range(50)} == {1, *twins.LATER_HEIGHTS}
 
 
+def test_client_runs_are_in_some_histories_and_not_in_others() -> None:
+    plans = [expand(seed, 4, HONEST_MAJORITY) for seed in range(400)]
+    serving = [plan for plan in plans if plan.gateways]
+    assert 0.1 < len(serving) / len(plans) < 0.3 and {len(plan.gateways) for plan in serving} >= {1, 2, 3}
+    assert any(plan.liars.keys() & set(plan.gateways) for plan in serving), "who lies withholds data"
+    assert all(plan.gateways[-1] < plan.n for plan in serving) and any(not plan.jobs for plan in serving)
+
+
 # The checker, the campaign --------------------------------------------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ from tests.sim.mutants.scenarios import Scenario
 models_in_state = snapshot_server.models_in_state  # as it is without a planted bug
 SERVES = Scenario(serves=True, blocks=40)
 SERVES_LONG = replace(SERVES, blocks=90)  # so that runs with checkpoints end
+SERVES_ALONE = replace(SERVES, jobs=False, blocks=90)  # so that many runs have rounds
 WITHHELD = replace(SERVES, liars=("signs-again",), blocks=60)  # half of the liar's steps have data that only it has
 WITHHELD_LONG = replace(WITHHELD, jobs=False, blocks=120)  # such steps come to their end
 
@@ -148,7 +149,7 @@ CLIENT_RUNS = (
         "steps-starve-a-job",
         "one step follows the other, and a training job waits",
         ("client turns",),
-        changed(ClientsModule._requests, "closed & runs.keys() and (paused or", "False and (paused or"),
+        changed(ClientsModule._requests, "(closed | ended) & runs.keys() and (paused or", "False and (paused or"),
         SERVES,
     ),
     Mutant(
@@ -164,6 +165,20 @@ CLIENT_RUNS = (
         ("client turns",),
         changed(ClientsModule._requests, "(_since(runs[key]), key)", "(-_since(runs[key]), key)"),
         SERVES,
+    ),
+    Mutant(
+        "finished-run-in-line",
+        "a run that ends in a block takes the next round from the others",
+        ("client turns",),
+        changed(clients_module._ends, "job is not None and", "False and"),
+        SERVES_ALONE,
+    ),
+    Mutant(
+        "ended-run-blocks-a-block",
+        "no step begins in the block that ends the run with the open round",
+        ("client turns",),
+        changed(ClientsModule._requests, "running - closed - over", "running - closed"),
+        SERVES_ALONE,
     ),
     Mutant(
         "absent-trainer-stops-a-step",
@@ -194,6 +209,17 @@ CLIENT_RUNS = (
             replaced(jobs, "UNTRAINED_KEPT_MAX", 0), changed(ClientsModule.settle_block, "saved.append(JobRetained(key))", "pass")
         ),
         SERVES_LONG,
+    ),
+    Mutant(
+        "unsaved-model-continued",
+        "a run continues from a model that nobody saved",
+        ("client checkpoints",),
+        changed(
+            JobsModule._require_saved,
+            "job is None or (named.round, named.root) not in",
+            "False and (named.round, named.root) not in",
+        ),
+        SERVES,
     ),
     Mutant(
         "saved-models-not-kept",
