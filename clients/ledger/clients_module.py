@@ -329,24 +329,31 @@ class ClientsModule(Module[ClientsState]):
         jobs, members = view.module_state(JobsState), view.module_state(MembersState)
         needs_worker = {key: job for key, job in jobs.jobs.items() if self._rules.terms_of_spec(job.spec).needs_worker}
         running = {key for key, job in needs_worker.items() if job.phase is JobPhase.RUNNING}
-        for key in running & runs.keys() - closed:  # the trainer of an open round may have left
+        # Runs that are over after this block. `jobs` executes halts and counts last rounds later.
+        over = {key for key, run in runs.items() if run.is_over or _ends(jobs.jobs.get(key), key in closed)}
+        stay_open = running - closed - over
+        for key in stay_open & runs.keys():  # the trainer of an open round may have left
             job = needs_worker[key]
             if runs[key].open_step is not None and not any(map(members.may_be_awaited, job.trainers)):
                 yield from _brief(key, job, runs[key], members, job.trainers)
-        waiting = [
-            key for key, run in runs.items() if run.open_step is not None and key in jobs.jobs and key not in running - closed
-        ]
+        waiting = [key for key in jobs.jobs.keys() & runs.keys() - stay_open - over if runs[key].open_step is not None]
         waiting.sort(key=lambda key: (_since(runs[key]), key))
-        if not waiting or running - closed:
+        if not waiting or stay_open:
             return
         # The round of another job comes between two steps.
         held = {fact.job for fact in context.facts_of(JobHold)}
         paused = {key for key, job in needs_worker.items() if job.phase is JobPhase.PAUSED} - runs.keys() - held
-        if closed & runs.keys() and (paused or self._jobs.has_startable_job(jobs, members, context.height, held)):
+        ended = {key for key in over if key in running or runs[key].open_step is not None}
+        if (closed | ended) & runs.keys() and (paused or self._jobs.has_startable_job(jobs, members, context.height, held)):
             return
         key = waiting[0]
         yield from (JobHold(other) for other in running - runs.keys())
         yield from _brief(key, jobs.jobs[key], runs[key], members)
+
+
+def _ends(job: Job | None, is_closed: bool) -> bool:
+    """Return whether a run's job is over after this block. `is_closed`: the block closes its round."""
+    return job is not None and (job.phase is JobPhase.FINISHED or (is_closed and job.rounds_in_model + 1 >= job.rounds))
 
 
 def _since(run: ClientRun) -> int:

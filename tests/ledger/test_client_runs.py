@@ -78,8 +78,8 @@ class Clients(World):
     def hold(self, *jobs: bytes) -> None:
         self.decide(self.tx(PEOPLE[2], "holds/set", Holds(jobs)))
 
-    def open(self, owner: FastSigner = OWNER) -> bytes:
-        signed = self.tx(owner, "client/open", OpenRun(SPEC))
+    def open(self, owner: FastSigner = OWNER, spec: bytes = SPEC) -> bytes:
+        signed = self.tx(owner, "client/open", OpenRun(spec))
         self.decide(signed)
         return job_id(owner.public, self.rules.open_transaction(signed))
 
@@ -351,6 +351,47 @@ def test_a_step_does_not_wait_for_audits_of_another_job(world: Clients) -> None:
         spec: JobsModule(rules)._has_place({bytes(32): settling}, rules.terms_of_spec(spec)) for spec in (SPEC, LANGUAGE)
     }
     assert has_place == {SPEC: True, LANGUAGE: False}
+
+
+ENDS = {"client/end": EndRun, "job/stop": StopJob}  # kinds of transactions with which an owner ends its run
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_the_next_step_begins_in_the_block_that_ends_the_run_with_the_open_round(world: Clients, kind: str) -> None:
+    key, other = world.open(), world.open(OTHER)
+    world.request(key, 0)
+    world.request(other, 0, OTHER)
+    world.decide(world.tx(OWNER, kind, ENDS[kind](key)))
+    assert world.open_jobs() == {other}
+
+
+def test_the_next_step_begins_in_the_block_that_closes_the_last_round_of_a_run(world: Clients) -> None:
+    key, other = world.open(spec=CLIENT + b":1"), world.open(OTHER)
+    world.request(key, 0)
+    world.request(other, 0, OTHER)
+    world.close(key, REPLAY)
+    assert world.job(key).phase is JobPhase.FINISHED and world.open_jobs() == {other}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_a_paused_job_goes_on_in_the_block_that_ends_the_run_with_the_open_round(world: Clients, kind: str) -> None:
+    trains, key, other = world.start(OTHER, LANGUAGE + b":9"), world.open(), world.open(OTHER)
+    world.request(key, 0)
+    world.request(other, 0, OTHER)
+    world.close(trains)
+    assert world.open_jobs() == {key}
+    world.decide(world.tx(OWNER, kind, ENDS[kind](key)))
+    assert world.open_jobs() == {trains}
+    world.close(trains)
+    assert world.open_jobs() == {other}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_a_run_that_ends_before_its_step_began_holds_no_other_job(world: Clients, kind: str) -> None:
+    trains, key = world.start(OTHER, LANGUAGE + b":9"), world.open()
+    world.request(key, 0)
+    world.close(trains, ACCEPT, world.tx(OWNER, kind, ENDS[kind](key)))
+    assert world.open_jobs() == {trains}
 
 
 def test_a_refused_step_waits_one_round_of_the_other_job(world: Clients) -> None:

@@ -24,8 +24,9 @@ USUAL_LOSS = 2_000_000  # millionths
 ROUNDING = 100  # a larger difference than replays of one round really have
 
 
-def payload_of(job: bytes, number: int, trainer: bytes, model_root: bytes) -> bytes:
-    return hashlib.sha256(b"update" + job + number.to_bytes(8, "big") + trainer + model_root).digest()
+def payload_of(job: bytes, number: int, trainer: bytes, model_root: bytes, brief: bytes = b"") -> bytes:
+    """`brief` is that of a round on request."""
+    return hashlib.sha256(b"update" + job + number.to_bytes(8, "big") + trainer + model_root + brief).digest()
 
 
 def buffer_of(payload: bytes) -> bytes:

@@ -32,7 +32,8 @@ COVERED = {
     for kind, text in {
         "seeds": "liar, crash, rollback, damage, wrong-state, join, rotate, skew, clock, stop, several leaves, link kept, "
         "voted rollback, restored, rounds closed, liars expelled, newcomers voted, tasks settled, votes forfeited, "
-        "leases expired, projects closed, points paid, texts redacted, gold said",
+        "leases expired, projects closed, points paid, texts redacted, gold said, "
+        "steps accepted, steps accepted later, steps failed, checkpoints saved, checkpoints expired, attempts at runs",
         "twins": "twin, split, crash, liars expelled",
         "partitions": "partition, flap, rounds closed",
     }.items()
@@ -40,7 +41,29 @@ COVERED = {
 # Counted beside faults.
 OUTCOMES = ("liar", "transfer", "restored", "disk damaged", "torn", "fsync failed", "justified", "unseen", "job stopped")
 CURATED = ("tasks settled", "votes forfeited", "leases expired", "projects closed", "points paid", "texts redacted", "gold said")
-CAME_ABOUT = ("blocks", "rounds closed", "ballots decided", "updates accepted", "liars expelled", "newcomers voted", *CURATED)
+CLIENT_RUNS = (
+    "runs opened",
+    "runs continued",
+    "runs ended",
+    "steps requested",
+    "rounds of steps",
+    "steps accepted",
+    "steps accepted later",
+    "steps failed",
+    "checkpoints saved",
+    "checkpoints expired",
+    "attempts at runs",
+)
+CAME_ABOUT = (
+    "blocks",
+    "rounds closed",
+    "ballots decided",
+    "updates accepted",
+    "liars expelled",
+    "newcomers voted",
+    *CURATED,
+    *CLIENT_RUNS,
+)
 
 
 @dataclass(frozen=True, slots=True)

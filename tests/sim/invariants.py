@@ -68,9 +68,9 @@ def set_hash(keys: Iterable[bytes]) -> bytes:
     return hashlib.sha256(b"folkmoot/voters\x00" + codec.encode(list(keys))).digest()
 
 
-def honest_payload(job: bytes, number: int, trainer: bytes, model_root: bytes) -> bytes:
-    """Return the digest of the update that an honest trainer computes in the simulator."""
-    return hashlib.sha256(b"update" + job + number.to_bytes(8, "big") + trainer + model_root).digest()
+def honest_payload(job: bytes, number: int, trainer: bytes, model_root: bytes, brief: bytes = b"") -> bytes:
+    """Return the digest of the update that an honest trainer computes in the simulator. `brief` is that of a client's step."""
+    return hashlib.sha256(b"update" + job + number.to_bytes(8, "big") + trainer + model_root + brief).digest()
 
 
 def block_digest(plain: list[Any]) -> bytes:
@@ -138,6 +138,7 @@ class Invariants:
     _nonces: dict[bytes, int] = field(default_factory=dict)
     _rounds: dict[bytes, int] = field(default_factory=dict)
     _audited: set[bytes] = field(default_factory=set)  # jobs whose proposals are re-executed before the vote
+    _briefs: dict[bytes, bytes] = field(default_factory=dict)  # job of a client run -> the brief of its last step
     _job_records: Any = None  # the jobs whose records were checked last
     _good: set[tuple[bytes, bytes]] = field(default_factory=set)  # certificates that were checked
     _heard: dict[bytes, dict[Slot, tuple[bytes, set[bytes]]]] = field(default_factory=dict)
@@ -323,7 +324,7 @@ class Invariants:
             return
         for data, trainer, _ in proposals:
             _, job, number, root, payload, *_ = codec.unpack(data, len(data))
-            if payload != honest_payload(job, number, trainer, root):
+            if payload != honest_payload(job, number, trainer, root, self._briefs.get(job, b"")):
                 raise Violation("false work", f"height {height} accepts what {short_id(trainer)} did not compute")
 
     def _check_outcome(
@@ -376,6 +377,11 @@ class Invariants:
             self._successors[signer] = codec.unpack(content, len(content))[0]
         if kind == "job/start" and codec.unpack(content, len(content))[0].startswith(b"audited"):
             self._audited.add(hashlib.sha256(b"folkmoot/job\x00" + signer + data).digest())
+        if kind == "client/open":  # a run's updates are all re-executed before the vote
+            self._audited.add(hashlib.sha256(b"folkmoot/job\x00" + signer + data).digest())
+        if kind == "client/step":
+            job, brief = codec.unpack(content, len(content))
+            self._briefs[job] = codec.encode(brief)
         if kind == "audit/open-loss":
             job, number, trainer, *_ = codec.unpack(content, len(content))
             if (job, number, trainer) in self._opened:

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 
+from clients.ledger.clients_module import MODULE, OBJECTIVE, ClientsModule
 from consensus.block import BODY_BYTES_MAX, Block, encode_block
 from curation.ledger.curation_module import ANNOTATOR_ROLE, CurationModule
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
-from ledger.jobs import AuditTerms, ClosedRound, JobRolledBack, JobTerms
+from ledger.jobs import AuditTerms, ClosedRound, JobRolledBack, JobTerms, ModelReference
 from ledger.ledger_state import LedgerRules, LedgerState, StateTransition, core_modules, newest_module_versions
 from ledger.tables import Table
 from protocol import codec
@@ -24,6 +25,7 @@ CREATED_MS = 1_000_000
 PROPOSAL_SECONDS = 4.0  # virtual; the most that a lying or stopped trainer adds to a round
 ADDED_MAX = 1_000
 ADDS_KEPT = 7  # of one author; then all are deleted at once
+TRAINING, CLIENT = (b"audited", b"sampled", b"plain"), b"client"  # kinds of jobs
 AUDITS = AuditTerms(rate=1.0, auditors=2, window=4, suspension_rounds=5, response_ms=300, serving_ms_per_reexecutor=100)
 
 
@@ -71,31 +73,51 @@ class CounterModule(Module[CounterState]):
 
 
 class CountingJobs:
-    """Jobs with the specification `audited:rounds`, `sampled:rounds` or `plain:rounds`.
+    """Jobs with the specification `audited:rounds`, `sampled:rounds`, `plain:rounds` or `client:rounds`.
 
-    These are re-executed before the ballot, after it, or never. With `:alone` only the author trains, beside another job.
+    The first three are re-executed before the ballot, after it, or never. With `:alone` only the author trains, beside another
+    job. The last one is the job of a client run. With `:job:round:root`, in hexadecimal, it continues from a saved model.
     """
 
     def terms_of_spec(self, spec: bytes) -> JobTerms:
         kind, _, rest = spec.partition(b":")
         rounds, _, who = rest.partition(b":")
-        if kind not in (b"audited", b"sampled", b"plain") or not rounds.isdigit() or who not in (b"", b"alone"):
+        if kind == CLIENT and rounds.isdigit():
+            before = continued_model(spec)
+            return JobTerms(
+                "run", OBJECTIVE, int(rounds), True, True, PROPOSAL_SECONDS, continues=before, anchor_rounds=4, on_request=True
+            )
+        if kind not in TRAINING or not rounds.isdigit() or who not in (b"", b"alone"):
             raise RemoteProtocolError("bad-job", repr(spec))
         audits = AUDITS if kind == b"sampled" else None
         return JobTerms("count", "scratch", int(rounds), kind == b"audited", not who, PROPOSAL_SECONDS, audits, anchor_rounds=4)
 
+    def why_continuation_refused(self, before: bytes, spec: bytes) -> str | None:
+        return None
 
-def genesis_of(keys: Sequence[bytes], salt: bytes = bytes(16), curates: bool = False) -> Genesis:
+
+def continued_model(spec: bytes) -> ModelReference | None:
+    """Return the saved model with which a run continues; None: the job begins with a model of its own."""
+    kind, _, *named = spec.split(b":")
+    if kind != CLIENT or not named:
+        return None
+    job, number, root = named
+    return ModelReference(bytes.fromhex(job.decode()), int(number), bytes.fromhex(root.decode()))
+
+
+def genesis_of(keys: Sequence[bytes], salt: bytes = bytes(16), curates: bool = False, has_runs: bool = False) -> Genesis:
     """Return the genesis. In a network with curation all founders but the last one serve annotators."""
     *first, last = sorted(keys)
     roles = (ANNOTATOR_ROLE, TRAINER) if curates else (TRAINER,)
     founders = {key: Founder("founder", roles) for key in first} | {last: Founder("founder", (TRAINER,))}
-    return Genesis("simulated", CREATED_MS, salt, founders, newest_module_versions(modules()[: None if curates else -1]))
+    left_out = {CurationModule.name: not curates, MODULE: not has_runs}
+    running = [module for module in modules() if not left_out.get(module.name, False)]
+    return Genesis("simulated", CREATED_MS, salt, founders, newest_module_versions(running))
 
 
 def modules() -> tuple[Module[Any], ...]:
     """Return all modules. A network runs those that its genesis names."""
-    return *core_modules(CountingJobs()), CounterModule(), CurationModule()
+    return *core_modules(CountingJobs()), CounterModule(), CurationModule(), ClientsModule(CountingJobs())
 
 
 def rules_of(genesis: Genesis, verifier: Verifier) -> LedgerRules:
@@ -103,10 +125,17 @@ def rules_of(genesis: Genesis, verifier: Verifier) -> LedgerRules:
 
 
 def finish(transition: StateTransition, before: LedgerState) -> LedgerState:
-    """Compute model roots: a hash of the job at first, then of the last root and the accepted updates."""
+    """Compute model roots: a hash of the job at first, then of the last root and the accepted updates.
+
+    A run that continues from a saved model begins with its root. A round on request that accepts nothing keeps the root.
+    """
     roots = {job: hashlib.sha256(b"model" + job).digest() for job in transition.started_jobs}
+    for job in transition.started_jobs:
+        saved = continued_model(transition.state.jobs.jobs[job].spec)
+        roots[job] = saved.root if saved is not None else roots[job]
     for closed in transition.model_steps:
-        roots[closed.job] = _stepped(before.jobs.jobs[closed.job].model_root, closed)
+        root = before.jobs.jobs[closed.job].model_root
+        roots[closed.job] = _stepped(root, closed) if closed.outcome.accepted or not closed.brief else root
     for job, back in transition.rolled_back.items():
         roots[job] = rolled_back(back)
     return transition.finish_state(roots)

@@ -52,6 +52,7 @@ class Plan:
     jobs: bool = True
     minute_ms: int = 0  # of curation; 0: the network has none
     second_job: bool = False  # beside the first one
+    gateways: tuple[int, ...] = ()  # peers that serve client runs; none: the network has no such module
     keeps_links: bool = False  # links that lost no message stay connected: delayed messages arrive after healing
     wake: float = 0.0  # seconds from the first message to a peer's turn, which includes messages that arrive meanwhile
 
@@ -194,6 +195,9 @@ TOGETHER_PROBABILITY = 0.2  # where nobody else is away, or lies
 KEEPS_LINKS_PROBABILITY = 0.5
 CURATES_PROBABILITY = 0.2
 BACK_PROBABILITY = 0.25  # where there is a job
+RUNS_PROBABILITY = 0.2  # that a network has client runs
+GATEWAYS_MAX = 3
+LYING_GATEWAYS_SHARE = 0.5  # of the histories with liars and runs
 MINUTE_MS = 500  # some heights
 
 
@@ -215,6 +219,11 @@ def expand(seed: int, n: int = 4, strategies: Sequence[str] = (), **fixed: objec
     if plan.jobs and source.random() < BACK_PROBABILITY:
         at, amount = source.uniform(0.2, 1.0) * plan.heal_at, float(source.random() < 0.7)
         plan = replace(plan, faults=(*plan.faults, Fault(len(plan.faults), "back", at, at, (), amount)))
+    source = random.Random(f"folkmoot client runs {seed} {n}")
+    if source.random() < RUNS_PROBABILITY:
+        serving = source.sample(range(n), source.randint(1, min(n, GATEWAYS_MAX)))
+        also = plan.liars if source.random() < LYING_GATEWAYS_SHARE else ()  # it withholds data
+        plan = replace(plan, gateways=tuple(sorted({*serving, *also})))
     return replace(plan, **fixed)  # type: ignore[arg-type]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +91,7 @@ class Progress:
     began_at: int = 0  # height then
     height: int = 0
     jobs: dict[bytes, JobSeen] = field(default_factory=dict)
+    runs: set[bytes] = field(default_factory=set)  # jobs of client runs, whose rounds `tests.sim.client_runs` demands
     trained: dict[bytes, JobSeen] = field(default_factory=dict)  # all rounds are taken, and audits may undo some
     newcomers: dict[bytes, Newcomer] = field(default_factory=dict)
     expelled: dict[bytes, int] = field(default_factory=dict)  # key -> height of the block with the evidence
@@ -136,6 +137,8 @@ class Progress:
             self._count("blocks")
 
     def _on_closing(self, key: bytes, ballots: list[Any], proposals: list[Any], now: float) -> None:
+        if key in self.runs:
+            return
         job = self.jobs[key]
         job.closed, job.round, job.taken, job.since = job.closed + 1, job.round + 1, job.taken + 1, now
         if proposals:
@@ -147,6 +150,8 @@ class Progress:
 
     def on_rolled_back(self, key: bytes, number: int, taken: int, now: float) -> None:
         """Continue the job with round `number`, after `taken` rounds."""
+        if key in self.runs:
+            return
         job = self.jobs.get(key) or self.trained.pop(key)
         job.round, job.taken, job.since = number, taken, now
         self.jobs[key] = job
@@ -177,6 +182,8 @@ class Progress:
                 _, rounds, *who = fields[0].decode().split(":")
                 key = hashlib.sha256(b"folkmoot/job\x00" + signer + data).digest()
                 self.jobs[key] = JobSeen(signer, int(rounds), bool(who), now)
+            case "client/open":
+                self.runs.add(hashlib.sha256(b"folkmoot/job\x00" + signer + data).digest())
             case "job/stop" if fields[0] in self.jobs:
                 job, voters = self.jobs[fields[0]], self.sets[height]
                 job.stops.add(signer)
@@ -407,10 +414,10 @@ class Progress:
         voted = sum(key in self._voted for key in self.newcomers)
         return {**self.counts, **({"newcomers voted": voted} if voted else {})}
 
-    def check(self, now: float, running: Collection[bytes]) -> bool:
+    def check(self, now: float, running: Collection[bytes], others: Iterable[Demand] = ()) -> bool:
         """Return True if every demand was met at least once. Raises Violation if one is overdue."""
         complete = True
-        for demand in self.demands(now, running):
+        for demand in (*self.demands(now, running), *others):
             if demand.age > demand.most:
                 raise Violation(demand.rule, f"{demand.what} for {demand.age:.0f}, {demand.most:.0f} are the most")
             complete = complete and not demand.never

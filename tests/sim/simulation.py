@@ -17,7 +17,7 @@ import random
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ from consensus.pbft.pacemaker import REPEAT_SECONDS_MAX
 from consensus.voter_set import faults_tolerated, quorum
 from ledger.blocks.application import LedgerApplication
 from ledger.core.module import Refused
-from ledger.jobs import JobPhase
+from ledger.jobs import Job, JobPhase
 from ledger.ledger_state import BlockBody, CurrentState, LedgerRules, LedgerState, StateTransition, decode_body
 from ledger.snapshots.snapshot_assembly import RestoredSnapshot
 from peer.node.future_messages import RoundKey
@@ -44,11 +44,13 @@ from protocol.verdicts import Verdict
 from rounds.round_state import OpenRoundState
 from tests.ledger.blocks import with_rows_of
 from tests.sim import audits, keys, memory, workload
+from tests.sim.client_runs import ClientRuns
 from tests.sim.crowd import Desk, hurried, people
 from tests.sim.curated import Curated
 from tests.sim.disk import Disk
+from tests.sim.gateways import Gateway, withholds
 from tests.sim.invariants import Invariants, Violation
-from tests.sim.ledgers import SharedRules, finish, genesis_of, read_again, rules_of, with_wrong_bit
+from tests.sim.ledgers import TRAINING, SharedRules, continued_model, finish, genesis_of, read_again, rules_of, with_wrong_bit
 from tests.sim.lineage import Lineage
 from tests.sim.network import WEATHER, Link, Network
 from tests.sim.plan import Fault, Plan
@@ -366,7 +368,7 @@ class Peer:
             if isinstance(message, Proposal):
                 self._judge_later((message.job, message.round), signer, message)
         for key, book in node.ledger.rounds.items():
-            for trainer in book.vouching.assigned_at.keys() - book.vouching.own_judgements.keys():
+            for trainer in sorted(book.vouching.assigned_at.keys() - book.vouching.own_judgements.keys()):
                 self._reexecute_later((key, book.terms.round), trainer, book)
 
     def _set_deadline(self, deadline: float | None) -> None:
@@ -409,6 +411,9 @@ class Peer:
         for key, back in transition.rolled_back.items():
             if self.is_honest and not self.is_wrong and not self.models.has_model(key, back.anchor.round, back.anchor.root):
                 raise Violation("anchor kept", f"peer {self.number} has no model of round {back.anchor.round}")
+        for saved in (continued_model(after.jobs.jobs[key].spec) for key in transition.started_jobs):
+            if saved is not None and self.is_honest and not self.models.has_model(saved.job, saved.round, saved.root):
+                raise Violation("client checkpoints", f"peer {self.number} has no model of round {saved.round} to continue from")
         if self.flips:
             after = with_wrong_bit(after, self.flips == "model")
             self.flips, self.is_wrong = "", True
@@ -435,7 +440,9 @@ class Peer:
     def _open_round(self, opened: RoundOpened) -> None:
         job, number = opened.key
         if self.key in opened.job.trainers and not opened.has_proposed:
-            payload = audits.payload_of(job, number, self.key, opened.job.model_root)
+            if not self.simulation.has_bodies(opened.job, self):
+                return
+            payload = audits.payload_of(job, number, self.key, opened.job.model_root, opened.job.brief)
             if self.strategy is not None:
                 payload = self.strategy.payload(payload)
             buffer = self.author.auditor.buffer(payload) if self._is_sampled(job) else audits.buffer_of(payload)
@@ -473,27 +480,30 @@ class Peer:
         if (key, trainer) in self.reexecuting:
             return
         self.reexecuting.add((key, trainer))
-        seconds = self.simulation.reveal_seconds(trainer, self)
+        assert self.node is not None
+        job = self.node.state.jobs.jobs[key[0]]
+        seconds = self.simulation.reveal_seconds(trainer, self) if self.simulation.has_bodies(job, self) else None
         if seconds is not None:
-            self.after(seconds, self._begin, key, trainer, codec.decode_message(book.proposals[trainer].body, (Proposal,)))
+            proposal = codec.decode_message(book.proposals[trainer].body, (Proposal,))
+            self.after(seconds, self._begin, key, trainer, proposal, job.brief)
 
-    def _begin(self, key: RoundKey, trainer: bytes, proposal: Proposal) -> None:
+    def _begin(self, key: RoundKey, trainer: bytes, proposal: Proposal, brief: bytes) -> None:
         node = self.node
         assert node is not None
         self.give(StepAction(lambda: node.rounds.record_replay_start(key, trainer)))
-        self.after(self.simulation.draw(REPLAY_SECONDS), self._found, key, trainer, proposal)
+        self.after(self.simulation.draw(REPLAY_SECONDS), self._found, key, trainer, proposal, brief)
 
-    def _found(self, key: RoundKey, trainer: bytes, proposal: Proposal) -> None:
+    def _found(self, key: RoundKey, trainer: bytes, proposal: Proposal, brief: bytes) -> None:
         node = self.node
         assert node is not None
-        verdict = self._finding(key, trainer, proposal)
+        verdict = self._finding(key, trainer, proposal, brief)
         if self.strategy is not None:
             verdict = self.strategy.finding(verdict)
         self.give(StepAction(lambda: node.rounds.record_replay_verdict(key, trainer, verdict, self.now())))
 
-    def _finding(self, key: RoundKey, trainer: bytes, proposal: Proposal) -> Verdict:
+    def _finding(self, key: RoundKey, trainer: bytes, proposal: Proposal, brief: bytes) -> Verdict:
         """Return the verdict on an update. Some updates lie at the edge of the tolerance, where two re-executions may differ."""
-        if proposal.payload != audits.payload_of(*key, trainer, proposal.model_root):
+        if proposal.payload != audits.payload_of(*key, trainer, proposal.model_root, brief):
             return Verdict.REPLAY
         if proposal.payload[0] >= BORDERLINE_OF_256:
             return Verdict.ACCEPT
@@ -539,7 +549,7 @@ class Simulation:
     def _make_peers(self, plan: Plan) -> None:
         signers = self.signers(plan)
         founders = sorted({signer.public for signer in signers[: plan.n]})
-        genesis = genesis_of(founders, curates=plan.minute_ms > 0)
+        genesis = genesis_of(founders, curates=plan.minute_ms > 0, has_runs=bool(plan.gateways))
         self.chain_id, self.verifier = genesis.chain_id, keys.verifier(plan.ed25519)
         self.rules: LedgerRules = SharedRules(genesis, self.verifier) if plan.shares else rules_of(genesis, self.verifier)
         self._reference = self.rules if plan.shares else rules_of(genesis, self.verifier)
@@ -551,6 +561,8 @@ class Simulation:
             author.volunteering = partial(self.rules.audits_module.proposals_to_volunteer_for, signer.public)
             if plan.minute_ms:
                 author.desk = Desk(signer, random.Random(f"desk {plan.seed} {number}"), self.chain_id, people(plan.seed, signer))
+            if number in plan.gateways:
+                author.gateway = Gateway(signer, random.Random(f"gateway {plan.seed} {number}"))
             self.peers.append(Peer(self, number, signer, author, self.rules, is_late=signer.public not in founders))
         self.numbers: dict[bytes, list[int]] = {}
         for peer in self.peers:
@@ -571,6 +583,7 @@ class Simulation:
         self.invariants.latest_clock = lambda: self.now + max(peer.offset_max for peer in self.honest)
         self.invariants.waits = self._waits
         self.curated = Curated(self.chain_id, self.verifier)
+        self.client_runs = ClientRuns()
         self.progress = Progress(tuple(founders), self.chain_id, self.verifier, self.invariants.honest, self.invariants.sets)
         self.invariants.on_block = self._on_block
         inviter = self._choose_inviter(plan)
@@ -650,7 +663,8 @@ class Simulation:
                 self._rest()
         if len(self.plan.of("leave")) > 1:
             self.count("several leaves")
-        self.counts |= self.progress.came_about() | self.curated.came_about()
+        self.counts |= self.progress.came_about() | self.curated.came_about() | self.client_runs.came_about()
+        self.counts |= {"attempts at runs": sum(peer.author.gateway.attempts for peer in self.peers if peer.author.gateway)}
         self.counts |= {"rollbacks of all": self.lineage.rollbacks, "voted rollback": self.lineage.voted}
         self.counts |= {"jobs that go on": self.lineage.reopened}
         self.counts |= {"justified": self.invariants.justified, "unseen": self.invariants.unseen}
@@ -736,7 +750,7 @@ class Simulation:
         if self._is_beyond(self.height + 1):
             self.progress.begin(self.now, self.height)
             return True
-        return self.progress.check(self.now, self._running())
+        return self.progress.check(self.now, self._running(), self.client_runs.demands(self.now, self.progress.began or 0.0))
 
     def _running(self) -> set[bytes]:
         """Return honest running peers with an accepted clock and everything that a vote needs."""
@@ -847,6 +861,7 @@ class Simulation:
                 self.decided_state = finish(transition, state)
             self._follow_rollbacks(transition, decode_body(decoded.body))
             self.curated.on_block(height, decoded.body, state, self.decided_state)
+            self.client_runs.on_block(height, decoded.body, state, self.decided_state, self.now)
         return problem, self.decided_state.state_root
 
     def _follow_rollbacks(self, transition: StateTransition, body: BlockBody) -> None:
@@ -917,6 +932,7 @@ class Simulation:
         self.invariants.on_audits(state.audits)
         self.invariants.on_job_records(state.jobs.jobs)
         self.progress.on_finished([key for key, job in state.jobs.jobs.items() if job.phase is JobPhase.FINISHED])
+        self.client_runs.check_kept(state, peer.models.has_model)
         node = peer.node
         if node is not None and node.replica.divergence is not None:
             raise Violation("roots", node.replica.divergence)
@@ -1022,6 +1038,15 @@ class Simulation:
             if strategy is not None:
                 return strategy.reveal_seconds(receiver.key)
         return 0.0
+
+    def has_bodies(self, job: Job, receiver: Peer) -> bool:
+        """Return True if the receiver gets the data of a step from its gateway, which may be down or withhold them."""
+        if not job.brief:
+            return True
+        for gateway in (self.peers[number] for number in self.numbers.get(job.author, ())):
+            if gateway is not receiver and (gateway.node is None or (not gateway.is_honest and withholds(job.brief))):
+                return False
+        return True
 
     # Links -----------------------------------------------------------------------------------------------------------
 
@@ -1214,7 +1239,14 @@ class Simulation:
         def stop() -> None:
             running = self.decided_state.jobs.running()
             for peer in self.honest:
-                job = next((key for key, job in running.items() if job.author == peer.key and b":alone" not in job.spec), None)
+                job = next(
+                    (
+                        key
+                        for key, job in running.items()
+                        if job.author == peer.key and job.spec.startswith(TRAINING) and b":alone" not in job.spec
+                    ),
+                    None,
+                )
                 if job is not None:
                     self.count("job stopped")
                     peer.author.wishes.append(workload.stop_job(job))
@@ -1308,6 +1340,8 @@ class Simulation:
         def rotate() -> None:
             old.author.wishes.append(workload.rotate(self.chain_id, old.key, new.signer))
             new.author.formers = {**old.author.formers, old.key: old.signer}
+            if old.author.gateway is not None:
+                new.author.gateway = replace(old.author.gateway, signer=new.signer)
             new.is_late = False
             new.start()
 

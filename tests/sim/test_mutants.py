@@ -14,7 +14,7 @@ import pytest
 
 from consensus.pbft.vote_set import HeightVoteSet
 from consensus.voter_set import VoterSet
-from tests.sim import curated, invariants, lineage, partitions, progress, simulation
+from tests.sim import client_runs, curated, invariants, lineage, partitions, progress, simulation
 from tests.sim.campaign import run_one
 from tests.sim.mutants import LINES, MUTANTS, ChangedLine, Mutant, hunt, scenarios
 from tests.sim.mutants.curation import CURATES
@@ -71,7 +71,7 @@ def test_a_changed_line_is_noticed_by_its_test_and_is_gone_afterwards() -> None:
 
 def test_every_bug_names_an_invariant_that_exists() -> None:
     rules = {"crash"}
-    for module in (curated, invariants, lineage, scenarios, simulation, partitions, progress):
+    for module in (client_runs, curated, invariants, lineage, scenarios, simulation, partitions, progress):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Violation", "Demand"):
                 assert isinstance(node.args[0], ast.Constant) or module is progress  # which passes on the rule of a demand

@@ -27,7 +27,7 @@ from protocol.limits import CLOCK_AHEAD_SECONDS
 from protocol.messages import Transaction
 from protocol.verdicts import ReplayFinding
 from tests.packages import PACKAGES
-from tests.sim import campaign, heartbeats, invariants, progress, twins
+from tests.sim import campaign, client_runs, heartbeats, invariants, progress, twins
 from tests.sim.__main__ import main
 from tests.sim.disk import Disk, frame, read
 from tests.sim.keys import FastSigner, FastVerifier
@@ -159,10 +159,18 @@ def test_the_generator_draws_each_kind_of_change_in_some_history() -> None:
     assert {twins.expand(seed, 4).of("twin")[0].amount for seed in range(50)} == {1, *twins.LATER_HEIGHTS}
 
 
+def test_client_runs_are_in_some_histories_and_not_in_others() -> None:
+    plans = [expand(seed, 4, HONEST_MAJORITY) for seed in range(400)]
+    serving = [plan for plan in plans if plan.gateways]
+    assert 0.1 < len(serving) / len(plans) < 0.3 and {len(plan.gateways) for plan in serving} >= {1, 2, 3}
+    assert any(plan.liars.keys() & set(plan.gateways) for plan in serving), "who lies withholds data"
+    assert all(plan.gateways[-1] < plan.n for plan in serving) and any(not plan.jobs for plan in serving)
+
+
 # The checker, the campaign --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("checker", [invariants, progress])
+@pytest.mark.parametrize("checker", [invariants, progress, client_runs])
 def test_what_checks_is_written_apart_from_the_code_that_it_checks(checker: ModuleType) -> None:
     imported: set[str] = set()
     for node in ast.walk(ast.parse(inspect.getsource(checker))):
@@ -171,7 +179,7 @@ def test_what_checks_is_written_apart_from_the_code_that_it_checks(checker: Modu
         elif isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
     ours = {*PACKAGES, "tests"} - {"protocol"}
-    assert {name for name in imported if name.split(".")[0] in ours} <= {invariants.__name__}
+    assert {name for name in imported if name.split(".")[0] in ours} <= {invariants.__name__, progress.__name__}
 
 
 def test_a_report_on_an_open_loss_is_noticed_by_the_key_that_proposed() -> None:

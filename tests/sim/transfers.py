@@ -18,7 +18,6 @@ from ledger.snapshots.snapshot_server import (
     ModelReceiver,
     SnapshotRequestQueue,
     SnapshotStore,
-    models_in_state,
 )
 from peer.runtime.state_sync import RETRY_SECONDS, is_snapshot_message
 from protocol import codec
@@ -64,7 +63,8 @@ class HashedModels:
         self.held: dict[ModelKey, bytes] = {}
 
     def follow(self, state: LedgerState) -> None:
-        self.held |= models_in_state(state)
+        """Add the present models. Earlier ones that the state names must be here already."""
+        self.held |= {(key, job.round): job.model_root for key, job in state.jobs.jobs.items()}
 
     def read_manifest(self, job: bytes, number: int) -> bytes:
         return b"one part" if self.read_part(job, number, 0) else b""

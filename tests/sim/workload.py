@@ -47,6 +47,7 @@ from protocol.messages import Transaction
 from protocol.verdicts import ReplayFinding
 from tests.sim.audits import Auditor
 from tests.sim.crowd import Desk
+from tests.sim.gateways import Gateway
 from tests.sim.keys import FastSigner, another
 from tests.sim.ledgers import AUDITS, Add
 
@@ -100,6 +101,7 @@ class Author:
     now: Callable[[], float] = lambda: 0.0  # seconds
     fetching: Fetching = field(default_factory=lambda: Fetching())
     desk: Desk | None = None  # where the network curates
+    gateway: Gateway | None = None  # of a peer that serves clients
     openings: Callable[[LedgerState], list[LossOpeningDuty]] = lambda state: []  # of losses, that may come now
     volunteering: Callable[[LedgerState], list[AuditDuty]] = lambda state: []  # proposals that it may volunteer for now
     formers: dict[bytes, Signer] = field(default_factory=dict)  # keys that it had before
@@ -162,6 +164,8 @@ class Author:
         for due in self.volunteering(state):
             if self.auditor.volunteers(due) and self.random.random() < VOLUNTEERED_SHARE:
                 return VOLUNTEER_KIND, AuditVolunteering(due.job, due.round)
+        if self.gateway is not None and self.work and (said := self.gateway.wanted(state)) is not None:
+            return said
         if self.desk is not None and self.work and self.desk.random.random() < CURATED_SHARE:
             return self.desk.wanted(state)
         if self.random.random() < self.work:

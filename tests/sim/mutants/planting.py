@@ -24,6 +24,10 @@ class Planter:
     def replace(self, owner: Any, name: str, value: Any) -> None:
         self._stack.enter_context(mock.patch.object(owner, name, value))
 
+    def enter(self, planted: contextlib.AbstractContextManager[Any]) -> None:
+        """Plant what lasts until the context manager exits."""
+        self._stack.enter_context(planted)
+
     def everywhere(self, function: Any, value: Any) -> None:
         """Replace a name in each production module that has imported it. The checker keeps the right one."""
         for module in [module for key, module in sys.modules.items() if key.split(".")[0] in PACKAGES]:

@@ -61,6 +61,7 @@ class Scenario:
     goes_back: float | None = None  # 1: a quorum of voters requests a rollback of the job; 0: one voter too few
     jobs: bool = True
     minute_ms: int = 0  # of curation
+    serves: bool = False  # all founders are gateways of client runs
     loner: str = ""  # there is a second job, and the others retire its only trainer: "back", it runs; "lost", its disk is damaged
 
     def simulation(self, seed: int) -> Simulation:
@@ -130,6 +131,7 @@ class Scenario:
             jobs=self.jobs,
             minute_ms=self.minute_ms,
             second_job=bool(self.loner),
+            gateways=tuple(range(self.n)) if self.serves else (),
             work=self.work or source.choice((0.5, 2.0)),
         )
 
