@@ -302,6 +302,10 @@ async def _read(request: web.Request, bytes_max: int, limit: str) -> bytes:
             data += part
             if len(data) > bytes_max:
                 raise HttpProblem("too-large", limit)
+    except RuntimeError as error:  # aiohttp's error for a body whose connection this peer has closed: the client is told nothing
+        if request.transport is not None:
+            raise
+        raise ConnectionAbortedError("the connection was closed before the body was complete") from error
     except (web.RequestPayloadError, HttpProcessingError):
         raise HttpProblem("malformed", "the body does not match its Content-Encoding or Transfer-Encoding header") from None
     return bytes(data)

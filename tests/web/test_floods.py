@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,8 @@ from tests.web.client import Person, Site
 from tests.web.half_requests import connected, strangers
 from tests.web.room import Room, said
 from web import asyncio_bridge, connection_limits
+from web.app import _read
+from web.asyncio_bridge import _is_ours
 from web.routes import Route
 from web.site import load_site
 
@@ -141,6 +144,30 @@ async def test_a_connection_that_is_gone_leaves_its_place(tmp_path: Path, monkey
             return not made[0]._open
 
         await poll(is_left)
+
+
+class ClosedBody:
+    """The body of a request whose connection was closed before it was read, as aiohttp has it."""
+
+    def iter_chunked(self, size: int) -> ClosedBody:
+        return self
+
+    def __aiter__(self) -> ClosedBody:
+        return self
+
+    async def __anext__(self) -> bytes:
+        raise RuntimeError("Connection closed.")
+
+
+async def test_a_body_of_a_closed_connection_is_no_error_in_the_log() -> None:
+    request: Any = SimpleNamespace(content=ClosedBody(), transport=None)
+    with pytest.raises(ConnectionError) as caught:
+        await _read(request, 9, "")
+    failure = (ConnectionError, caught.value, None)
+    assert not _is_ours(logging.LogRecord("site", logging.ERROR, "", 0, "Error handling request", (), failure))
+    request.transport = object()
+    with pytest.raises(RuntimeError, match="Connection closed"):
+        await _read(request, 9, "")
 
 
 def ends(site: Site, half: bytes) -> bool:
