@@ -9,7 +9,7 @@ import contextlib
 import enum
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Protocol, TypeVar
@@ -45,12 +45,24 @@ TRAINED_KEPT_MAX = 32
 UNTRAINED_KEPT_MAX = 16  # finished jobs without training that stay in the state: they cost nothing, so any member can start many
 WINDING_UP_MAX = 16  # finished jobs with open audits: beyond this number, audits end early (`ledger.audits.state_machine`)
 BASES_MAX = 8  # finished jobs that stay because other jobs start from or read their models: each costs every disk a model
+# Finished jobs that stay because jobs on request read their models, also those that are over and have saved models. These places
+# are apart, because idle jobs on request would otherwise keep other jobs from starting.
+BASES_ON_REQUEST_MAX = 8
 PLANNED_MAX = 12  # finished or paused jobs that stay because modules will resume them, or start other jobs from them
 # Finished jobs that stay to replay jobs with open audits: at most one base and one read model for each.
 REPLAYED_MAX = 2 * WINDING_UP_MAX
 SAVING_MAX = 128  # jobs on request with saved models, for which they stay when they are over
 # Maximum number of finished jobs in the state. All running jobs may end in one block.
-FINISHED_KEPT_MAX = TRAINED_KEPT_MAX + UNTRAINED_KEPT_MAX + WINDING_UP_MAX + BASES_MAX + PLANNED_MAX + REPLAYED_MAX + RUNNING_MAX
+FINISHED_KEPT_MAX = (
+    TRAINED_KEPT_MAX
+    + UNTRAINED_KEPT_MAX
+    + WINDING_UP_MAX
+    + BASES_MAX
+    + BASES_ON_REQUEST_MAX
+    + PLANNED_MAX
+    + REPLAYED_MAX
+    + RUNNING_MAX
+)
 JOBS_MAX = RUNNING_MAX + ON_REQUEST_MAX + SAVING_MAX + FINISHED_KEPT_MAX  # jobs in the state
 assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # so many may end in one block, which must not forget any of them
 BRIEF_BYTES_MAX = 512  # bytes of a brief, which every state contains while the round is open
@@ -694,7 +706,10 @@ class JobsModule(Module[JobsState]):
 
     def _held(self, state: JobsState) -> set[bytes]:
         """Return the finished jobs whose models are in use: unfinished or queued jobs start from these models, or read them."""
-        live: tuple[Job | QueuedJob, ...] = (*state.unfinished().values(), *state.queue)
+        return self._models_of((*state.unfinished().values(), *state.queue))
+
+    def _models_of(self, live: Sequence[Job | QueuedJob]) -> set[bytes]:
+        """Return the jobs whose models these jobs start from, or read."""
         read = {terms.read.job for terms in (self.rules.terms_of_spec(job.spec) for job in live) if terms.read is not None}
         return {job.base_job for job in live if job.base_job is not None} | read
 
@@ -708,8 +723,11 @@ class JobsModule(Module[JobsState]):
         if terms.continues is not None:
             self._require_saved(state, terms.continues, spec)
         models = {of.job for of in (terms.base, terms.read) if of is not None}
-        if models and len(self._held(state) | models) > BASES_MAX:
-            raise Refused(f"other jobs already use {BASES_MAX} models of finished jobs, the maximum: wait until one of them ends")
+        live: tuple[Job | QueuedJob, ...] = (*state.unfinished().values(), *state.queue)
+        alike = [job for job in live if self._is_on_request(job) == terms.on_request]
+        most = BASES_ON_REQUEST_MAX if terms.on_request else BASES_MAX
+        if models and len(self._models_of(alike) | models) > most:
+            raise Refused(f"other jobs already use {most} models of finished jobs, the maximum: wait until one of them ends")
         job = self._made(terms, spec, author, members, height)
         if terms.on_request:  # It waits in the state, because it needs no place before its first round.
             waiting_for_briefs = [known for known in state.unfinished().values() if self._is_on_request(known)]
@@ -787,7 +805,7 @@ class JobsModule(Module[JobsState]):
             raise Refused(f"audit {mode!r} needs {needed} voters with a worker, {there}")
         return replace(job, phase=JobPhase.PAUSED) if terms.on_request else job
 
-    def _is_on_request(self, job: Job) -> bool:
+    def _is_on_request(self, job: Job | QueuedJob) -> bool:
         return self.rules.terms_of_spec(job.spec).on_request
 
     def _called_up(self, state: JobsState, members: MembersState, height: int, held: Set[bytes]) -> JobsState:

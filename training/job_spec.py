@@ -549,7 +549,7 @@ class JobSpec:
         raise UserError(f"job {self.name[:NAME_CHARACTERS_MAX]!r}: {_ON_THE_WIRE.sub('', problem)}")
 
 
-# The cache holds all specifications in the ledger, at most 228, because every block needs their terms. `known` are the registered
+# The cache holds all specifications in the ledger, at most 364, because every block needs their terms. `known` are the registered
 # objectives and layers. They are part of the cache's key, because features may register further ones between two calls.
 @lru_cache(maxsize=DECODED_KEPT_MAX)
 def _decoded(data: bytes, known: tuple[str, ...]) -> JobSpec:
