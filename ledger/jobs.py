@@ -141,6 +141,11 @@ class JobTerms:
     def is_reexecuted(self) -> bool:
         return self.audited or self.audits is not None
 
+    @property
+    def leaves_model(self) -> bool:
+        """True if the job's last model outlasts the job. What a job on request leaves are its saved models."""
+        return self.needs_worker and not self.on_request
+
     def is_audited(self, taken: int) -> bool:
         """Return whether updates are re-executed before the ballot in the round that follows `taken` rounds of the model."""
         return self.audited or (self.audits is not None and self.rounds - taken <= self.audits.closing)
@@ -1021,9 +1026,8 @@ class JobsModule(Module[JobsState]):
         return {key: job for key, job in jobs.items() if key not in forgotten}
 
     def has_trained(self, job: Job) -> bool:
-        """Return whether a finished job stays beyond jobs without training. What a job on request leaves are its saved models."""
-        terms = self.rules.terms_of_spec(job.spec)
-        return bool(job.accepted) and terms.needs_worker and not terms.on_request
+        """Return whether a finished job stays beyond jobs without training."""
+        return bool(job.accepted) and self.rules.terms_of_spec(job.spec).leaves_model
 
 
 def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, height: int) -> JobsState:

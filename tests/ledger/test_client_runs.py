@@ -444,6 +444,8 @@ def test_checkpoints_stay_when_the_run_is_over_and_the_run_goes_with_the_last(wo
         world.decide(world.tx(OWNER, "client/end", EndRun(other)))
     assert other in world.state.jobs.jobs and world.job(key).saved_models and world.job(key).phase is JobPhase.FINISHED
     assert len(world.state.jobs.jobs) == UNTRAINED_KEPT_MAX + 1
+    job = world.job(key)
+    assert job.accepted and not world.rules.jobs_module.has_trained(job), "its files go with it"
     world.decide(world.tx(OWNER, "client/expire", SetExpiry(key, "one", 1)))
     assert key not in world.state.module_state(ClientsState).runs
 
