@@ -388,7 +388,8 @@ class JobSpec:
             return problem
         tensors = len(kind.tensor_shapes(self, self.decoded_settings))
         if tensors > TENSORS_MAX:
-            return f"its {tensors} trained tensors are more than {TENSORS_MAX}: use fewer layers, or train fewer of their matrices"
+            most = f"its {tensors} trained tensors are more than {TENSORS_MAX}"
+            return f"{most}: use fewer layers, or train fewer of their matrices"
         return None
 
     def _number_problem(self) -> str | None:
