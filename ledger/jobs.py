@@ -51,7 +51,9 @@ BASES_ON_REQUEST_MAX = 8
 PLANNED_MAX = 12  # finished or paused jobs that stay because modules will resume them, or start other jobs from them
 # Finished jobs that stay to replay jobs with open audits: at most one base and one read model for each.
 REPLAYED_MAX = 2 * WINDING_UP_MAX
-SAVING_MAX = 128  # jobs on request with saved models, for which they stay when they are over
+# Jobs on request with saved models, for which they stay when they are over: each is a specification in every state. They are more
+# than the unfinished ones, because models are saved in order to outlast their jobs.
+SAVING_MAX = 2 * ON_REQUEST_MAX
 # Maximum number of finished jobs in the state. All running jobs may end in one block.
 FINISHED_KEPT_MAX = (
     TRAINED_KEPT_MAX

@@ -64,7 +64,9 @@ from protocol.verdicts import ABSENT, Verdict
 MODULE: Final = "clients"
 OBJECTIVE: Final = "client"
 ATTEMPTS_MAX: Final = 8  # rounds of one step: after eight trainers have failed, the step's data are at fault
-SAVED_BYTES_MAX: Final = 16 << 30  # bytes of all saved models of a network, which every disk keeps
+# Bytes of all saved models of a network, which every disk keeps: as many as late audits of all jobs may keep
+# (`training.model_store.AUDITED_BYTES_MAX`).
+SAVED_BYTES_MAX: Final = 16 << 30
 # Time of rounds without an accepted update after which a member's steps wait for others: an update may get lost twice, with the
 # longest wait for it (`clients.objective.PROPOSAL_SECONDS_MAX`).
 LOST_MS_MAX: Final = 120_000
