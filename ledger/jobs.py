@@ -66,7 +66,7 @@ FINISHED_KEPT_MAX = (
     + RUNNING_MAX
 )
 JOBS_MAX = RUNNING_MAX + ON_REQUEST_MAX + SAVING_MAX + FINISHED_KEPT_MAX  # jobs in the state
-assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # so many may end in one block, which must not forget any of them
+assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # so many may end in one block, beside jobs on request
 BRIEF_BYTES_MAX = 512  # bytes of a brief, which every state contains while the round is open
 QUEUE_MAX = 32  # jobs that wait for their turn: each is a specification of up to 256 KiB in every state
 QUEUE_PER_MEMBER_MAX = 4  # queued jobs of one member, which therefore cannot fill the queue alone
@@ -686,7 +686,8 @@ class JobsModule(Module[JobsState]):
         ended = tuple(sorted(key for key, job in jobs.items() if job.phase is JobPhase.FINISHED and job.opened_height == height))
         state = self._called_up(JobsState(jobs, state.queue), members, height, held)
         started = tuple(sorted({*started, *(state.jobs.keys() - jobs.keys())}))
-        jobs = self.forget_old_jobs(state.jobs, members, {fact.job for fact in context.facts_of(JobRetained)} | self._held(state))
+        needed = {fact.job for fact in context.facts_of(JobRetained)} | self._held(state)
+        jobs = self.forget_old_jobs(state.jobs, members, needed, {*outcomes, *back, *started})
         facts = (*map(JobStarted, started), *map(JobEnded, ended), *back.values(), *anchored, *map(JobAnchored, started))
         return StateChange(replace(state, jobs=jobs), facts)
 
@@ -1007,8 +1008,13 @@ class JobsModule(Module[JobsState]):
             rounds_in_model=job.rounds_in_model + 1,
         )
 
-    def forget_old_jobs(self, jobs: dict[bytes, Job], members: MembersState, needed: Set[bytes]) -> dict[bytes, Job]:
+    def forget_old_jobs(
+        self, jobs: dict[bytes, Job], members: MembersState, needed: Set[bytes], changed: Set[bytes]
+    ) -> dict[bytes, Job]:
         """Forget finished jobs beyond the limits, at the end of each block. Jobs in `needed` stay.
+
+        Jobs in `changed` get a model by this block, and are forgotten by the next one. Only jobs on request, of which many may
+        end in one block, make this difference.
 
         Jobs that trained nothing have their own limit: beyond it, the oldest is forgotten. Beyond the limit of the other jobs,
         the author with the most jobs loses its oldest. Jobs without training, which cost nothing, therefore cannot displace the
@@ -1025,7 +1031,7 @@ class JobsModule(Module[JobsState]):
             oldest = max(trained, key=lambda key: authors[members.current_key(jobs[key].author)])
             trained.remove(oldest)
             forgotten.add(oldest)
-        return {key: job for key, job in jobs.items() if key not in forgotten}
+        return {key: job for key, job in jobs.items() if key not in forgotten or key in changed}
 
     def has_trained(self, job: Job) -> bool:
         """Return whether a finished job stays beyond jobs without training."""

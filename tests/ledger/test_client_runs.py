@@ -549,6 +549,21 @@ def test_a_run_ends_by_its_owner_with_its_last_model(world: Clients) -> None:
     assert "no run" in str(world.problem(world.step(key, 1)))
 
 
+@pytest.mark.parametrize("is_expelled", [False, True], ids=["ended by their owner", "ended by its expulsion"])
+def test_a_block_may_end_all_runs_of_a_member_while_it_closes_a_round_of_one(world: Clients, is_expelled: bool) -> None:
+    keys = sorted(world.open() for _ in range(UNTRAINED_KEPT_MAX + 4))
+    world.request(keys[0], 0)
+    closing = world.closing(keys[0], dict.fromkeys(world.job(keys[0]).trainers, ACCEPT))
+    ends = [world.tx(OWNER, "client/end", EndRun(key), number) for number, key in enumerate(keys, start=1)]
+    if is_expelled:
+        world.decide(closings=(closing,), evidence=(world.double(OWNER),))
+    else:
+        world.decide(*ends, closings=(closing,))
+    assert world.job(keys[0]).round == 1 and world.job(keys[0]).phase is JobPhase.FINISHED, "the block gives it a model"
+    world.decide_empty(1)
+    assert len(world.state.jobs.jobs) == UNTRAINED_KEPT_MAX and not world.state.module_state(ClientsState).runs
+
+
 def test_a_run_whose_job_the_voters_stop_is_over(world: Clients) -> None:
     key = world.open()
     world.decide(*(world.tx(person, "job/stop", StopJob(key)) for person in PEOPLE[1:4]))
