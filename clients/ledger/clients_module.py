@@ -70,6 +70,8 @@ SAVED_BYTES_MAX: Final = 16 << 30
 # Time of rounds without an accepted update after which a member's steps wait for others: an update may get lost twice, with the
 # longest wait for it (`clients.objective.PROPOSAL_SECONDS_MAX`).
 LOST_MS_MAX: Final = 120_000
+# Most lost time of a member: a round that lasts through an outage of the network must not hold up later steps for days.
+LOST_MS_KEPT_MAX: Final = 15 * LOST_MS_MAX
 LOST_PART: Final = 10  # A tenth of the time since then is forgiven, which is the most that one member can take from others.
 BYTES_PER_PARAMETER: Final = 12  # a parameter and the two moments of AdamW, each float32
 REASONS_MAX: Final = len(Verdict) + 2  # reasons of rejections: the verdicts, those of the objective together, and `absent`
@@ -164,7 +166,8 @@ class LostTime:
     def at(self, now_ms: int) -> LostTime:
         """Return the lost time at the time of the last block, with the round that this block ended."""
         left = max(0, self.ms - (now_ms - self.at_ms) // LOST_PART)
-        return LostTime(left + now_ms - self.opened_ms, now_ms) if self.opened_ms else LostTime(left, now_ms)
+        added = now_ms - self.opened_ms if self.opened_ms else 0
+        return LostTime(min(LOST_MS_KEPT_MAX, left + added), now_ms)
 
 
 @dataclass(frozen=True, slots=True)

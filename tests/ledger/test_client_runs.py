@@ -818,6 +818,17 @@ def test_the_time_of_a_round_counts_from_its_opening_to_its_end_whatever_blocks_
         assert lost.ms == attempt * 60_000 - since_first // LOST_PART
 
 
+def test_an_outage_during_a_round_does_not_hold_up_later_steps_for_days(world: Clients) -> None:
+    key = world.open()
+    world.request(key, 0)
+    world.block_ms = 24 * 3_600_000
+    world.close(key, REPLAY)
+    world.block_ms = 1
+    world.decide_empty(1)
+    (lost,) = world.state.module_state(ClientsState).lost.values()
+    assert lost.ms == 30 * 60_000
+
+
 def test_an_accepted_step_loses_no_time(world: Clients) -> None:
     key = world.open()
     world.request(key, 0)
