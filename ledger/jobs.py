@@ -133,6 +133,9 @@ class JobTerms:
     continues: ModelReference | None = None  # saved model of another job, with which this job on request begins
     requires: tuple[ModuleVersion, ...] = ()  # modules that the network must run, each in this version or a later one
     parameters: int = 0  # number of parameters of the job's model
+    trained_parameters: int = (
+        0  # number of elements in each stored vector of the model: of a job on request its own tensors alone
+    )
     # Rounds of a suspension for false vouches, or for updates that were found false before the ballot.
     suspension_rounds: int = 20
     anchor_rounds: int = 8  # rounds between two anchors

@@ -386,6 +386,7 @@ def _terms(spec: bytes, kind: Objective, answer_ms: int) -> JobTerms:
         read=kind.required_model(job),
         # An objective may have tensors beside those of the model.
         parameters=max(job.model.parameters, layout_from_shapes(kind.tensor_shapes(job, job.decoded_settings)).size),
+        trained_parameters=job.trained_parameters,
         role=kind.role,
         on_request=kind.on_request,
         continues=begins.model if (begins := kind.first_model(job)) is not None else None,

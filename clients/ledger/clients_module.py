@@ -259,7 +259,7 @@ class ClientsModule(Module[ClientsState]):
             way_out = "delete the checkpoints of one of them"
             _require_place(len(before & mine), len(before), SAVING_MAX, "runs with checkpoints", way_out)
         sizes = {
-            of: BYTES_PER_PARAMETER * self._rules.terms_of_spec(jobs.jobs[of].spec).parameters * len(_saved_models(other))
+            of: BYTES_PER_PARAMETER * self._rules.terms_of_spec(jobs.jobs[of].spec).trained_parameters * len(_saved_models(other))
             for of, other in {**state.runs, key: run}.items()
             if other.checkpoints
         }

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from clients import objective
+from clients.ledger.clients_module import BYTES_PER_PARAMETER
 from protocol.errors import RemoteProtocolError
 from tests.clients.runs import BASE, MODEL, client_spec
 from training.job_spec import JobSpec
+from training.model_store import JobModelStore
 from training.replicated.tensor_layout import layout_of
 from training.transformer import LAYERS_MAX, PARAMETERS_MAX, TENSORS_MAX, ModelSpec
 
@@ -38,6 +41,13 @@ def test_adapters_with_more_elements_than_the_largest_model_are_refused() -> Non
     assert model.problem() is None and refused.trained_parameters > PARAMETERS_MAX
     assert "use a smaller model" in str(refused.problem())
     assert spec_of(model, rank=512).problem() is None
+
+
+def test_the_ledger_counts_a_saved_model_of_a_run_by_its_adapters_and_its_work_by_the_model(tmp_path: Path) -> None:
+    spec = spec_of(MODEL, rank=1)
+    terms = JobModelStore(tmp_path).terms_of_spec(spec.encode())
+    assert terms.trained_parameters == layout_of(spec).size < terms.parameters == MODEL.parameters
+    assert BYTES_PER_PARAMETER * terms.trained_parameters == spec.model_bytes
 
 
 def test_the_tensors_of_a_model_with_too_many_layers_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -494,7 +494,7 @@ def test_runs_with_checkpoints_of_one_member_leave_half_of_the_places_to_others(
 
 def test_saved_bytes_of_one_member_leave_half_of_the_room_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     terms = WithBases.terms_of_spec
-    monkeypatch.setattr(WithBases, "terms_of_spec", lambda self, spec: replace(terms(self, spec), parameters=10**8))
+    monkeypatch.setattr(WithBases, "terms_of_spec", lambda self, spec: replace(terms(self, spec), trained_parameters=10**8))
     monkeypatch.setattr(clients_module, "SAVED_BYTES_MAX", 5 * 12 * 10**8)
     world = Clients()
     key, other = world.open(), world.open(OTHER)
