@@ -9,7 +9,7 @@ import contextlib
 import enum
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Protocol, TypeVar
@@ -45,14 +45,28 @@ TRAINED_KEPT_MAX = 32
 UNTRAINED_KEPT_MAX = 16  # finished jobs without training that stay in the state: they cost nothing, so any member can start many
 WINDING_UP_MAX = 16  # finished jobs with open audits: beyond this number, audits end early (`ledger.audits.state_machine`)
 BASES_MAX = 8  # finished jobs that stay because other jobs start from or read their models: each costs every disk a model
+# Finished jobs that stay because jobs on request read their models, also those that are over and have saved models. These places
+# are apart, because idle jobs on request would otherwise keep other jobs from starting.
+BASES_ON_REQUEST_MAX = 8
 PLANNED_MAX = 12  # finished or paused jobs that stay because modules will resume them, or start other jobs from them
 # Finished jobs that stay to replay jobs with open audits: at most one base and one read model for each.
 REPLAYED_MAX = 2 * WINDING_UP_MAX
-SAVING_MAX = 128  # jobs on request with saved models, for which they stay when they are over
+# Jobs on request with saved models, for which they stay when they are over: each is a specification in every state. They are more
+# than the unfinished ones, because models are saved in order to outlast their jobs.
+SAVING_MAX = 2 * ON_REQUEST_MAX
 # Maximum number of finished jobs in the state. All running jobs may end in one block.
-FINISHED_KEPT_MAX = TRAINED_KEPT_MAX + UNTRAINED_KEPT_MAX + WINDING_UP_MAX + BASES_MAX + PLANNED_MAX + REPLAYED_MAX + RUNNING_MAX
+FINISHED_KEPT_MAX = (
+    TRAINED_KEPT_MAX
+    + UNTRAINED_KEPT_MAX
+    + WINDING_UP_MAX
+    + BASES_MAX
+    + BASES_ON_REQUEST_MAX
+    + PLANNED_MAX
+    + REPLAYED_MAX
+    + RUNNING_MAX
+)
 JOBS_MAX = RUNNING_MAX + ON_REQUEST_MAX + SAVING_MAX + FINISHED_KEPT_MAX  # jobs in the state
-assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # so many may end in one block, which must not forget any of them
+assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # so many may end in one block, beside jobs on request
 BRIEF_BYTES_MAX = 512  # bytes of a brief, which every state contains while the round is open
 QUEUE_MAX = 32  # jobs that wait for their turn: each is a specification of up to 256 KiB in every state
 QUEUE_PER_MEMBER_MAX = 4  # queued jobs of one member, which therefore cannot fill the queue alone
@@ -120,6 +134,8 @@ class JobTerms:
     requires: tuple[ModuleVersion, ...] = ()  # modules that the network must run, each in this version or a later one
     parameters: int = 0  # number of parameters of the job's model
     pass_parameters: int = 0  # number of parameters of the transformer that a pass over a batch computes with
+    # Number of elements in each stored vector of the model: of a job on request its own tensors alone.
+    trained_parameters: int = 0
     # Rounds of a suspension for false vouches, or for updates that were found false before the ballot.
     suspension_rounds: int = 20
     anchor_rounds: int = 8  # rounds between two anchors
@@ -129,6 +145,11 @@ class JobTerms:
     @property
     def is_reexecuted(self) -> bool:
         return self.audited or self.audits is not None
+
+    @property
+    def leaves_model(self) -> bool:
+        """True if the job's last model outlasts the job. What a job on request leaves are its saved models."""
+        return self.needs_worker and not self.on_request
 
     def is_audited(self, taken: int) -> bool:
         """Return whether updates are re-executed before the ballot in the round that follows `taken` rounds of the model."""
@@ -668,7 +689,8 @@ class JobsModule(Module[JobsState]):
         ended = tuple(sorted(key for key, job in jobs.items() if job.phase is JobPhase.FINISHED and job.opened_height == height))
         state = self._called_up(JobsState(jobs, state.queue), members, height, held)
         started = tuple(sorted({*started, *(state.jobs.keys() - jobs.keys())}))
-        jobs = self.forget_old_jobs(state.jobs, members, {fact.job for fact in context.facts_of(JobRetained)} | self._held(state))
+        needed = {fact.job for fact in context.facts_of(JobRetained)} | self._held(state)
+        jobs = self.forget_old_jobs(state.jobs, members, needed, {*outcomes, *back, *started})
         facts = (*map(JobStarted, started), *map(JobEnded, ended), *back.values(), *anchored, *map(JobAnchored, started))
         return StateChange(replace(state, jobs=jobs), facts)
 
@@ -695,7 +717,10 @@ class JobsModule(Module[JobsState]):
 
     def _held(self, state: JobsState) -> set[bytes]:
         """Return the finished jobs whose models are in use: unfinished or queued jobs start from these models, or read them."""
-        live: tuple[Job | QueuedJob, ...] = (*state.unfinished().values(), *state.queue)
+        return self._models_of((*state.unfinished().values(), *state.queue))
+
+    def _models_of(self, live: Sequence[Job | QueuedJob]) -> set[bytes]:
+        """Return the jobs whose models these jobs start from, or read."""
         read = {terms.read.job for terms in (self.rules.terms_of_spec(job.spec) for job in live) if terms.read is not None}
         return {job.base_job for job in live if job.base_job is not None} | read
 
@@ -709,8 +734,11 @@ class JobsModule(Module[JobsState]):
         if terms.continues is not None:
             self._require_saved(state, terms.continues, spec)
         models = {of.job for of in (terms.base, terms.read) if of is not None}
-        if models and len(self._held(state) | models) > BASES_MAX:
-            raise Refused(f"other jobs already use {BASES_MAX} models of finished jobs, the maximum: wait until one of them ends")
+        live: tuple[Job | QueuedJob, ...] = (*state.unfinished().values(), *state.queue)
+        alike = [job for job in live if self._is_on_request(job) == terms.on_request]
+        most = BASES_ON_REQUEST_MAX if terms.on_request else BASES_MAX
+        if models and len(self._models_of(alike) | models) > most:
+            raise Refused(f"other jobs already use {most} models of finished jobs, the maximum: wait until one of them ends")
         job = self._made(terms, spec, author, members, height)
         if terms.on_request:  # It waits in the state, because it needs no place before its first round.
             waiting_for_briefs = [known for known in state.unfinished().values() if self._is_on_request(known)]
@@ -788,7 +816,7 @@ class JobsModule(Module[JobsState]):
             raise Refused(f"audit {mode!r} needs {needed} voters with a worker, {there}")
         return replace(job, phase=JobPhase.PAUSED) if terms.on_request else job
 
-    def _is_on_request(self, job: Job) -> bool:
+    def _is_on_request(self, job: Job | QueuedJob) -> bool:
         return self.rules.terms_of_spec(job.spec).on_request
 
     def _called_up(self, state: JobsState, members: MembersState, height: int, held: Set[bytes]) -> JobsState:
@@ -983,8 +1011,13 @@ class JobsModule(Module[JobsState]):
             rounds_in_model=job.rounds_in_model + 1,
         )
 
-    def forget_old_jobs(self, jobs: dict[bytes, Job], members: MembersState, needed: Set[bytes]) -> dict[bytes, Job]:
+    def forget_old_jobs(
+        self, jobs: dict[bytes, Job], members: MembersState, needed: Set[bytes], changed: Set[bytes]
+    ) -> dict[bytes, Job]:
         """Forget finished jobs beyond the limits, at the end of each block. Jobs in `needed` stay.
+
+        Jobs in `changed` get a model by this block, and are forgotten by the next one. Only jobs on request, of which many may
+        end in one block, make this difference.
 
         Jobs that trained nothing have their own limit: beyond it, the oldest is forgotten. Beyond the limit of the other jobs,
         the author with the most jobs loses its oldest. Jobs without training, which cost nothing, therefore cannot displace the
@@ -1001,12 +1034,11 @@ class JobsModule(Module[JobsState]):
             oldest = max(trained, key=lambda key: authors[members.current_key(jobs[key].author)])
             trained.remove(oldest)
             forgotten.add(oldest)
-        return {key: job for key, job in jobs.items() if key not in forgotten}
+        return {key: job for key, job in jobs.items() if key not in forgotten or key in changed}
 
     def has_trained(self, job: Job) -> bool:
-        """Return whether a finished job stays beyond jobs without training. What a job on request leaves are its saved models."""
-        terms = self.rules.terms_of_spec(job.spec)
-        return bool(job.accepted) and terms.needs_worker and not terms.on_request
+        """Return whether a finished job stays beyond jobs without training."""
+        return bool(job.accepted) and self.rules.terms_of_spec(job.spec).leaves_model
 
 
 def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, height: int) -> JobsState:

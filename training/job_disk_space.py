@@ -57,6 +57,8 @@ def job_disk_space(spec: JobSpec, trainers: int, trains: bool) -> JobDiskSpace:
     from training.replicated.tensor_layout import layout_of
 
     layout = layout_of(spec)
+    if spec.resolved_objective.on_request:  # Each round has one trainer, whoever that is.
+        trainers = 1
     # Number of anchors to which a rollback may return, if an audit window takes no longer than its rounds.
     anchors = spec.rounds_audited // spec.anchor_rounds + 1 if spec.rounds_audited else 0
     models = (max(ROUNDS_KEPT, spec.rounds_audited + 1) + EXTRA_MODELS + anchors) * spec.model_bytes

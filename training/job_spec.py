@@ -27,7 +27,7 @@ from protocol.messages import Name
 from protocol.name_validation import name_problem
 from training.objectives import registry
 from training.objectives.objective import Objective
-from training.transformer import BYTES, ModelSpec, layer_names
+from training.transformer import BYTES, TENSORS_MAX, ModelSpec, layer_names
 
 ROUNDS_MAX = 1_000_000  # most rounds of a job: at one round a minute it ends after two years
 LOCAL_STEPS_MAX = 10_000  # most local steps of a round: the round and its re-execution must end
@@ -375,16 +375,22 @@ class JobSpec:
             return f"its licence {licence}"
         if registry.find_objective(self.objective) is None:
             return f"unknown objective {self.objective!r}: choose one of {', '.join(registry.objective_names())}"
-        layers = self.model.layers_problem()
-        if layers:
-            return layers
-        return self._number_problem() or self._own_problem() or self._combination_problem() or self.model.problem()
+        # The sizes of the model come first: the other checks may list its tensors, and would not end for 2^31 layers.
+        return self.model.problem() or self._number_problem() or self._own_problem() or self._combination_problem()
 
     def _own_problem(self) -> str | None:
+        kind = self.resolved_objective
         try:
-            return self.resolved_objective.spec_problem(self, self.decoded_settings)
+            problem = kind.spec_problem(self, self.decoded_settings)
         except RemoteProtocolError as error:
             return error.detail
+        if problem:
+            return problem
+        tensors = len(kind.tensor_shapes(self, self.decoded_settings))
+        if tensors > TENSORS_MAX:
+            most = f"its {tensors} trained tensors are more than {TENSORS_MAX}"
+            return f"{most}: use fewer layers, or train fewer of their matrices"
+        return None
 
     def _number_problem(self) -> str | None:
         for name, value in FLOATS_MAX.items():
@@ -549,7 +555,7 @@ class JobSpec:
         raise UserError(f"job {self.name[:NAME_CHARACTERS_MAX]!r}: {_ON_THE_WIRE.sub('', problem)}")
 
 
-# The cache holds all specifications in the ledger, at most 228, because every block needs their terms. `known` are the registered
+# The cache holds all specifications in the ledger, at most 364, because every block needs their terms. `known` are the registered
 # objectives and layers. They are part of the cache's key, because features may register further ones between two calls.
 @lru_cache(maxsize=DECODED_KEPT_MAX)
 def _decoded(data: bytes, known: tuple[str, ...]) -> JobSpec:

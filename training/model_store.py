@@ -5,6 +5,7 @@ The first model imports numpy and the arithmetic of models, since a voter withou
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 from ledger.core.genesis import ModuleVersion
 from ledger.jobs import AuditTerms, ClosedRound, Job, JobTerms
 from protocol import codec
-from protocol.errors import StorageError, UserError
+from protocol.errors import RemoteProtocolError, StorageError, UserError
 from protocol.identity import Signed
 from protocol.limits import AUDIT_RESPONSE_MS
 from protocol.messages import Proposal
@@ -70,6 +71,7 @@ class JobModelStore:
         # (job, round) of all models in snapshots that other peers may request.
         self._pinned: frozenset[tuple[bytes, int]] = frozenset()
         self._discarded: set[bytes] = set()  # jobs whose models are deleted when no snapshot contains them
+        self._unpinned: set[bytes] = set()  # jobs with models that have left all snapshots since the last `take_unpinned_jobs`
 
     def terms_of_spec(self, spec: bytes) -> JobTerms:
         return _terms(spec, JobSpec.decode(spec).resolved_objective, AUDIT_RESPONSE_MS)
@@ -297,6 +299,7 @@ class JobModelStore:
         return model.root == root
 
     def set_pinned_models(self, models: frozenset[tuple[bytes, int]]) -> None:
+        self._unpinned |= {job for job, _ in self._pinned - models}
         self._pinned = models
         pinned = {job for job, _ in models}
         for job in self._discarded - pinned:
@@ -307,6 +310,31 @@ class JobModelStore:
         """Delete all models of a job that the ledger has removed, as soon as no snapshot contains them."""
         self._forget(job)
         self._discarded.add(job)
+
+    def take_unpinned_jobs(self) -> set[bytes]:
+        """Return the jobs of which a model has left all snapshots since the last call, so that `prune_models` may delete it."""
+        jobs, self._unpinned = self._unpinned, set()
+        return jobs
+
+    def discard_forgotten_jobs(self, known: Collection[bytes]) -> None:
+        """Discard jobs that are not `known`, and whose models do not outlast them.
+
+        The process may have stopped after the block that removed such a job, and before the job's models were deleted.
+        """
+        stay = {self.round_directory(job, 0).parent for job in known}
+        for folder in sorted(set(self._folder.glob("*")) - stay):
+            newest = max(folder.glob("[0-9]*"), default=None)
+            if newest is not None:
+                # A folder that cannot be read stays: it may hold the only copy of a trained model.
+                with contextlib.suppress(StorageError, RemoteProtocolError):
+                    self._discard_if_useless(newest)
+
+    def _discard_if_useless(self, directory: Path) -> None:
+        from training.replicated import model_directory
+
+        state = model_directory.decode_manifest(model_files.read_manifest(directory)).state
+        if not (self.terms_of_spec(state.spec.encode()).leaves_model and state.median_norms_squared):
+            self.discard_job(state.job)
 
     def prune_models(
         self,
@@ -359,6 +387,7 @@ def _terms(spec: bytes, kind: Objective, answer_ms: int) -> JobTerms:
         # An objective may have tensors beside those of the model.
         parameters=max(job.model.parameters, layout_from_shapes(kind.tensor_shapes(job, job.decoded_settings)).size),
         pass_parameters=kind.pass_parameters(job),
+        trained_parameters=job.trained_parameters,
         role=kind.role,
         on_request=kind.on_request,
         continues=begins.model if (begins := kind.first_model(job)) is not None else None,

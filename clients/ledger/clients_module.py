@@ -13,14 +13,18 @@ A gateway is the peer that serves the program. It opens a run, and requests one 
 The gateway computes the update of the first round, because it already has the gradients. The hash of job and step determines the
 order of the other trainers.
 
-A checkpoint is a name for a model of a run. Every peer keeps the model until the checkpoint expires, also if the
-run is over. Another run can start from it.
+A checkpoint is a name for a model of a run. Every peer keeps the model until the checkpoint expires, also if the run is over.
+Another run can start from it. The run's base stays as long: this is the job whose model the run changes.
+
+If the owner is expelled, or has neither a vote nor a candidacy nor a role, its runs are over, and their checkpoints expire. A
+quorum can retire a member, so no checkpoint stays against the will of a quorum.
 
 Voters set two limits: the floating-point operations of a step, since all its re-executors compute them, and the steps of a run,
 since all voters keep their payloads.
 
 Steps take turns with other jobs. Between two steps, a training job gets one round, and a queued job may start. Among several
-waiting steps, the oldest comes first.
+waiting steps, the oldest comes first. A step is late if rounds of its owner have accepted nothing for too long: it begins only if
+nothing else waits. In any time T, such rounds take at most `LOST_MS_MAX` + T / `LOST_PART` and one round from others.
 """
 
 from __future__ import annotations
@@ -36,7 +40,9 @@ from ledger.core.genesis import TRAINER
 from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
 from ledger.core.voted_limit import LimitTerms, VotedLimit
 from ledger.jobs import (
+    BASES_ON_REQUEST_MAX,
     JOBS_MAX,
+    ON_REQUEST_MAX,
     SAVING_MAX,
     ClosedRound,
     Job,
@@ -56,7 +62,7 @@ from ledger.members import MembersState
 from ledger.model_anchors import SAVED_MODELS_MAX, ModelAnchor
 from protocol.codec import COUNT_MAX, Between, Count, Digest, Key, Length, encode
 from protocol.identity import short_id
-from protocol.limits import TRANSACTION_BYTES_MAX
+from protocol.limits import MEMBERS_MAX, TRANSACTION_BYTES_MAX
 from protocol.messages import Name
 from protocol.verdicts import ABSENT, Verdict
 from training.job_spec import ROUNDS_MAX
@@ -64,9 +70,15 @@ from training.job_spec import ROUNDS_MAX
 MODULE: Final = "clients"
 OBJECTIVE: Final = "client"
 ATTEMPTS_MAX: Final = 8  # rounds of one step: after eight trainers have failed, the step's data are at fault
-RUNS_OF_MEMBER_MAX: Final = 32  # unfinished runs of one gateway, which therefore cannot fill `ledger.jobs.ON_REQUEST_MAX` alone
-SAVING_RUNS_OF_MEMBER_MAX: Final = 32  # runs of one member with checkpoints, also those that are over
-SAVED_BYTES_OF_MEMBER_MAX: Final = 8 << 30  # bytes of all saved models of one member, which every disk keeps
+# Bytes of all saved models of a network, which every disk keeps: as many as late audits of all jobs may keep
+# (`training.model_store.AUDITED_BYTES_MAX`).
+SAVED_BYTES_MAX: Final = 16 << 30
+# Time of rounds without an accepted update after which a member's steps wait for others: an update may get lost twice, with the
+# longest wait for it (`clients.objective.PROPOSAL_SECONDS_MAX`).
+LOST_MS_MAX: Final = 120_000
+# Most lost time of a member: a round that lasts through an outage of the network must not hold up later steps for days.
+LOST_MS_KEPT_MAX: Final = 15 * LOST_MS_MAX
+LOST_PART: Final = 10  # A tenth of the time since then is forgiven, which is the most that one member can take from others.
 BYTES_PER_PARAMETER: Final = 12  # a parameter and the two moments of AdamW, each float32
 FLOPS_LIMIT: Final = "client_flops"  # name of the limit on floating-point operations of one step
 STEPS_LIMIT: Final = "client_steps"  # name of the limit on steps of one run
@@ -142,6 +154,8 @@ class OpenStep:
     brief: StepBrief
     since: Count  # height of the block with the request
     attempts: Count = 0  # closed rounds of this step, which accepted nothing
+    # Time of the block that opened the present round, which is known from the next block on. 0: unknown, or no round is open.
+    opened_ms: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +177,23 @@ class ClientRun:
     last: StepOutcome | None = None  # outcome of the last step, or of the open step so far
     checkpoints: Annotated[dict[Name, Checkpoint], Length(0, SAVED_MODELS_MAX)] = field(default_factory=dict)
     is_over: bool = False  # True: the run stays for its checkpoints alone
+    base: Digest | None = None  # finished job whose model the run changes, and which stays with the run
+
+
+@dataclass(frozen=True, slots=True)
+class LostTime:
+    """The time that rounds of a member's runs took without an accepted update."""
+
+    ms: Count
+    at_ms: Count  # time of the network at which it was `ms`
+    # Time at which a round opened that the last block ended. Its end is known from the next block on. 0: there is none.
+    opened_ms: Count = 0
+
+    def at(self, now_ms: int) -> LostTime:
+        """Return the lost time at the time of the last block, with the round that this block ended."""
+        left = max(0, self.ms - (now_ms - self.at_ms) // LOST_PART)
+        added = now_ms - self.opened_ms if self.opened_ms else 0
+        return LostTime(min(LOST_MS_KEPT_MAX, left + added), now_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +201,7 @@ class ClientsState:
     runs: Annotated[dict[Digest, ClientRun], Length(0, JOBS_MAX)] = field(default_factory=dict)  # job -> its run
     flops: VotedLimit = field(default_factory=lambda: VotedLimit(FLOPS_ALLOWED))  # floating-point operations of a step
     steps: VotedLimit = field(default_factory=lambda: VotedLimit(STEPS_ALLOWED))  # steps of a run
+    lost: Annotated[dict[Key, LostTime], Length(0, MEMBERS_MAX)] = field(default_factory=dict)  # owner of runs -> lost time
 
 
 class ClientsModule(Module[ClientsState]):
@@ -208,16 +240,19 @@ class ClientsModule(Module[ClientsState]):
         members = view.module_state(MembersState)
         match said.content:
             case OpenRun(spec):
-                if self._rules.terms_of_spec(spec).objective != OBJECTIVE:
+                terms = self._rules.terms_of_spec(spec)
+                if terms.objective != OBJECTIVE:
                     raise Refused(f"a run is a job of the objective {OBJECTIVE!r}")
-                mine = sum(not run.is_over for run in _runs_of(state, members, said.author).values())
-                if mine >= RUNS_OF_MEMBER_MAX:
-                    raise Refused(f"{short_id(said.author)} has {RUNS_OF_MEMBER_MAX} runs, the maximum: end one of them")
+                if members.is_departed_key(said.author):
+                    raise Refused(
+                        f"{short_id(said.author)} has no role and no vote: it must register a role before it opens a run"
+                    )
+                base = terms.read.job if terms.read is not None else None
+                _require_places_of_run(state, members, said.author, base)
                 key = job_id(said.author, said.transaction)
                 # A refusal of the launch is silent, so this trial start reports the reason to the author.
                 self._jobs.start_job(view.module_state(JobsState), view, key, spec, said.author, context.height)
-                runs = {**state.runs, key: ClientRun(said.author)}
-                return StateChange(replace(state, runs=runs), (JobLaunch(key, spec, said.author),))
+                return _changed(state, key, ClientRun(said.author, base=base), JobLaunch(key, spec, said.author))
             case RequestStep(key, brief):
                 run = _own(state, members, key, said.author)
                 if run.open_step is not None:
@@ -237,9 +272,7 @@ class ClientsModule(Module[ClientsState]):
                 run = replace(run, checkpoints={**run.checkpoints, name: Checkpoint(model, expires_ms)})
                 if len(run.checkpoints) > SAVED_MODELS_MAX:
                     raise Refused(f"run {key.hex()[:8]} has {SAVED_MODELS_MAX} checkpoints, the maximum: delete one of them")
-                if not state.runs[key].checkpoints and sum(bool(of.checkpoints) for of in state.runs.values()) >= SAVING_MAX:
-                    raise Refused(f"{SAVING_MAX} runs of this network have checkpoints, the maximum: delete those of one run")
-                self._require_room({**_runs_of(state, members, said.author), key: run}, view.module_state(JobsState))
+                self._require_places_of_models(state, members, key, run, view.module_state(JobsState))
                 return _changed(state, key, run)
             case SetExpiry(key, name, expires_ms):
                 run = _own(state, members, key, said.author, also_over=True)
@@ -250,8 +283,7 @@ class ClientsModule(Module[ClientsState]):
             case EndRun(key):
                 run = _own(state, members, key, said.author)
                 _started(view.module_state(JobsState), key)
-                runs = {**state.runs, key: replace(run, open_step=None, is_over=True)}
-                return StateChange(replace(state, runs=runs), (JobHalt(key, said.author),))
+                return _changed(state, key, replace(run, is_over=True), JobHalt(key, said.author))
             case ClientLimit():
                 return StateChange(_with_limit_vote(state, said.content, said.author, VoterSet(members.voters)))
         raise AssertionError(said.content)
@@ -269,38 +301,66 @@ class ClientsModule(Module[ClientsState]):
             most = f"this network allows {state.flops.most}"
             raise Refused(f"step {brief.step} needs {needs}, and {most}: send fewer tokens, {raised.format(FLOPS_LIMIT)}")
 
-    def _require_room(self, runs: Mapping[bytes, ClientRun], jobs: JobsState) -> None:
-        """Raise `Refused` if a member with these runs has too many saved models."""
-        saving = [key for key, run in runs.items() if run.checkpoints]
-        if len(saving) > SAVING_RUNS_OF_MEMBER_MAX:
-            raise Refused(f"{SAVING_RUNS_OF_MEMBER_MAX} of your runs have checkpoints, the maximum: delete those of one run")
-        size = sum(
-            BYTES_PER_PARAMETER * self._rules.terms_of_spec(jobs.jobs[key].spec).parameters * len(_saved_models(runs[key]))
-            for key in saving
-        )
-        if size > SAVED_BYTES_OF_MEMBER_MAX:
-            kept = f"{size / 1e9:.1f} GB of checkpoints would be kept for you"
-            raise Refused(f"{kept}, {SAVED_BYTES_OF_MEMBER_MAX / 1e9:.1f} GB are allowed: delete some of them")
+    def _require_places_of_models(
+        self, state: ClientsState, members: MembersState, key: bytes, run: ClientRun, jobs: JobsState
+    ) -> None:
+        """Raise `Refused` if the saved models of `run` would leave too little for the runs of other members."""
+        before = {of for of, other in state.runs.items() if other.checkpoints}
+        mine = _runs_of(state, members, members.current_key(run.owner)).keys()
+        if key not in before:
+            way_out = "delete the checkpoints of one of them"
+            _require_place(len(before & mine), len(before), SAVING_MAX, "runs with checkpoints", way_out)
+        sizes = {
+            of: BYTES_PER_PARAMETER * self._rules.terms_of_spec(jobs.jobs[of].spec).trained_parameters * len(_saved_models(other))
+            for of, other in {**state.runs, key: run}.items()
+            if other.checkpoints
+        }
+        own, size = sum(sizes[of] for of in sizes.keys() & mine), sum(sizes.values())
+        if own > SAVED_BYTES_MAX - size:
+            would = f"the checkpoints of this network would have {size / 1e9:.1f} GB, {own / 1e9:.1f} GB of them yours"
+            raise Refused(f"{would}, of {SAVED_BYTES_MAX / 1e9:.1f} GB: {NO_MORE_THAN_FREE}; delete some of yours")
 
     def settle_block(self, state: ClientsState, view: StateReader, context: BlockContext) -> StateChange:
-        """Record the outcomes of closed rounds, and let the next step or another job begin."""
-        jobs, members = view.module_state(JobsState).jobs, view.module_state(MembersState)
+        """Record the outcomes of closed rounds, and let the next step or another job begin.
+
+        Runs of members that are gone end without checkpoints.
+        """
+        jobs, members, now = view.module_state(JobsState).jobs, view.module_state(MembersState), context.time_ms
+        lost = {owner: time.at(now) if time.opened_ms else time for owner, time in state.lost.items() if time.at(now).ms}
         runs, closed = dict(state.runs), {fact.job: fact for fact in context.facts_of(ClosedRound)}
-        for key in runs.keys() & closed.keys():
-            if runs[key].open_step is None:  # This block ends the run.
+        facts = list[SavedJobModels | JobRetained | JobHalt]()
+        for key, run in state.runs.items():
+            owner, step = members.current_key(run.owner), run.open_step
+            if key not in jobs:  # The run begins in this block.
                 continue
-            runs[key] = _after_round(runs[key], closed[key], len(trainers_in_order(jobs[key], key, runs[key], members)))
-        saved = list[SavedJobModels | JobRetained]()
+            if members.is_departed_key(owner):
+                runs[key] = replace(run, open_step=None, checkpoints={}, is_over=True)
+                facts += [] if run.is_over else [JobHalt(key, owner)]
+                continue
+            if step is None or jobs[key].phase is JobPhase.PAUSED:
+                runs[key] = replace(run, open_step=None) if run.is_over else run
+                continue
+            is_accepted = key in closed and bool(closed[key].outcome.accepted)
+            is_abandoned = run.is_over or jobs[key].phase is JobPhase.FINISHED
+            # A round that the run's end abandons has cost others as much time as one that accepted nothing.
+            if not is_accepted and (key in closed or is_abandoned):
+                lost = _with_round(lost, owner, step, now)
+            if run.is_over:
+                runs[key] = replace(run, open_step=None)
+            elif key in closed:
+                runs[key] = _after_round(run, closed[key], len(trainers_in_order(jobs[key], key, run, members)))
+            else:
+                runs[key] = replace(run, open_step=replace(step, opened_ms=step.opened_ms or now))
         for key, run in runs.items():
-            left = {name: of for name, of in run.checkpoints.items() if not 0 < of.expires_ms <= context.time_ms}
+            left = {name: of for name, of in run.checkpoints.items() if not 0 < of.expires_ms <= now}
             runs[key] = run = run if len(left) == len(run.checkpoints) else replace(run, checkpoints=left)
             if key in jobs and (models := _saved_models(run)) != jobs[key].saved_models:
-                saved.append(SavedJobModels(key, models))
+                facts.append(SavedJobModels(key, models))
             if run.checkpoints:
-                saved.append(JobRetained(key))
-        voters = view.module_state(MembersState).voters
-        state = ClientsState(runs, state.flops.with_votes_of(voters), state.steps.with_votes_of(voters))
-        return StateChange(state, (*saved, *self._requests(runs, view, context, closed.keys() & jobs.keys())))
+                facts += [JobRetained(key), *(JobRetained(base) for base in (run.base,) if base is not None)]
+        voters = members.voters
+        state = ClientsState(runs, state.flops.with_votes_of(voters), state.steps.with_votes_of(voters), lost)
+        return StateChange(state, (*facts, *self._requests(state, view, context, closed.keys() & jobs.keys())))
 
     def end_block(self, state: ClientsState, view: StateReader, context: BlockContext) -> StateChange:
         """Drop the runs whose jobs were not started, and those that are over and have no checkpoints."""
@@ -313,20 +373,22 @@ class ClientsModule(Module[ClientsState]):
         return StateChange(replace(state, runs=left) if left != state.runs else state)
 
     def follow_key_rotations(self, state: ClientsState, current: Any) -> ClientsState:
-        moved = {key: replace(run, owner=current(run.owner)) for key, run in state.runs.items()}
-        return replace(state, runs=moved) if moved != state.runs else state
+        runs = {key: replace(run, owner=current(run.owner)) for key, run in state.runs.items()}
+        moved = replace(state, runs=runs, lost={current(owner): time for owner, time in state.lost.items()})
+        return moved if moved != state else state
 
     def voted_limits(self, state: ClientsState) -> Mapping[str, VotedLimit]:
         return {FLOPS_LIMIT: state.flops, STEPS_LIMIT: state.steps}
 
     def _requests(
-        self, runs: Mapping[bytes, ClientRun], view: StateReader, context: BlockContext, closed: set[bytes]
+        self, state: ClientsState, view: StateReader, context: BlockContext, closed: set[bytes]
     ) -> Iterator[JobBrief | JobHold]:
         """Yield the facts of one block: the brief of the step whose round may open, and the job that waits for this round.
 
         `closed` are the jobs whose rounds close in this block.
         """
-        jobs, members = view.module_state(JobsState), view.module_state(MembersState)
+        jobs, members, runs = view.module_state(JobsState), view.module_state(MembersState), state.runs
+        late = {owner for owner, time in state.lost.items() if time.at(context.time_ms).ms > LOST_MS_MAX}
         needs_worker = {key: job for key, job in jobs.jobs.items() if self._rules.terms_of_spec(job.spec).needs_worker}
         running = {key for key, job in needs_worker.items() if job.phase is JobPhase.RUNNING}
         # Runs that are over after this block. `jobs` executes halts and counts last rounds later.
@@ -337,17 +399,20 @@ class ClientsModule(Module[ClientsState]):
             if runs[key].open_step is not None and not any(map(members.may_be_awaited, job.trainers)):
                 yield from _brief(key, job, runs[key], members, job.trainers)
         waiting = [key for key in jobs.jobs.keys() & runs.keys() - stay_open - over if runs[key].open_step is not None]
-        waiting.sort(key=lambda key: (_since(runs[key]), key))
+        is_late = {key: members.current_key(runs[key].owner) in late for key in waiting}
+        waiting.sort(key=lambda key: (is_late[key], _since(runs[key]), key))
         if not waiting or stay_open:
             return
         # The round of another job comes between two steps.
         held = {fact.job for fact in context.facts_of(JobHold)}
         paused = {key for key, job in needs_worker.items() if job.phase is JobPhase.PAUSED} - runs.keys() - held
         ended = {key for key in over if key in running or runs[key].open_step is not None}
-        if (closed | ended) & runs.keys() and (paused or self._jobs.has_startable_job(jobs, members, context.height, held)):
-            return
         key = waiting[0]
-        yield from (JobHold(other) for other in running - runs.keys())
+        gives_way = is_late[key] or bool((closed | ended) & runs.keys())
+        if gives_way and (paused or self._jobs.has_startable_job(jobs, members, context.height, held)):
+            return
+        if not is_late[key]:  # A late step only begins if the job whose round this block closes is over.
+            yield from (JobHold(other) for other in running - runs.keys())
         yield from _brief(key, jobs.jobs[key], runs[key], members)
 
 
@@ -373,7 +438,13 @@ def _after_round(run: ClientRun, closed: ClosedRound, trainers: int) -> ClientRu
     attempts = step.attempts + 1
     if outcome.accepted or attempts >= min(ATTEMPTS_MAX, trainers):
         return replace(run, next_step=run.next_step + 1, open_step=None)
-    return replace(run, open_step=replace(step, attempts=attempts))
+    return replace(run, open_step=replace(step, attempts=attempts, opened_ms=0))
+
+
+def _with_round(lost: Mapping[bytes, LostTime], owner: bytes, step: OpenStep, now_ms: int) -> dict[bytes, LostTime]:
+    """Return the lost times of members after a block that ends a round of the owner's step, which accepted nothing."""
+    before = lost[owner].at(now_ms) if owner in lost else LostTime(0, now_ms)
+    return {**lost, owner: replace(before, opened_ms=step.opened_ms or now_ms)}
 
 
 def _brief(key: bytes, job: Job, run: ClientRun, members: MembersState, present: tuple[bytes, ...] = ()) -> Iterator[JobBrief]:
@@ -397,8 +468,8 @@ def _started(jobs: JobsState, key: bytes) -> Job:
     return job
 
 
-def _changed(state: ClientsState, key: bytes, run: ClientRun) -> StateChange:
-    return StateChange(replace(state, runs={**state.runs, key: run}))
+def _changed(state: ClientsState, key: bytes, run: ClientRun, *facts: object) -> StateChange:
+    return StateChange(replace(state, runs={**state.runs, key: run}), facts)
 
 
 def _with_limit_vote(state: ClientsState, vote: ClientLimit, author: bytes, voters: VoterSet) -> ClientsState:
@@ -413,6 +484,33 @@ def _with_limit_vote(state: ClientsState, vote: ClientLimit, author: bytes, vote
         raise Refused(problem)
     limit = limit.with_vote(vote.most, author, voters)
     return replace(state, flops=limit) if vote.name == FLOPS_LIMIT else replace(state, steps=limit)
+
+
+NO_MORE_THAN_FREE: Final = "nobody may have more than is left free"
+
+
+def _require_place(mine: int, taken: int, most: int, what: str, way_out: str) -> None:
+    """Raise `Refused` unless a member with `mine` of the `taken` places may have another one of `most`.
+
+    A member has at most as many places as are free. It gets half of them if it is alone, and each further member half of what
+    is left.
+    """
+    if mine >= most - taken:
+        raise Refused(f"this network has {taken} of {most} {what}, {mine} of them yours: {NO_MORE_THAN_FREE}; {way_out}")
+
+
+def _require_places_of_run(state: ClientsState, members: MembersState, author: bytes, base: bytes | None) -> None:
+    """Raise `Refused` if another run, with this base, would leave too little for other members."""
+    mine = _runs_of(state, members, author)
+    unfinished = {key for key, run in state.runs.items() if not run.is_over}
+    way_out = "end one of them"
+    _require_place(len(unfinished & mine.keys()), len(unfinished), ON_REQUEST_MAX, "unfinished runs", way_out)
+    bases = {run.base for run in state.runs.values()} - {None}
+    if base is None or base in bases:
+        return
+    of_others = {run.base for key, run in state.runs.items() if key not in mine}
+    way_out = "end the runs of one of them, and delete their checkpoints"
+    _require_place(len(bases - of_others), len(bases), BASES_ON_REQUEST_MAX, "models that runs change", way_out)
 
 
 def _runs_of(state: ClientsState, members: MembersState, owner: bytes) -> dict[bytes, ClientRun]:

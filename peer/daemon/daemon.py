@@ -36,6 +36,7 @@ from peer.runtime.blob_retention import BlobPinner, PayloadPruner, StartModelAtt
 from peer.runtime.driver import Driver, load_state
 from peer.runtime.membership.liveness_reports import LivenessMonitor
 from peer.runtime.membership.membership import Membership, PeerClassifier
+from peer.runtime.model_retention import ModelPruner
 from peer.runtime.telemetry.event_log import EventLog
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.settings.config import Config, why_unlinked
@@ -196,6 +197,7 @@ async def _running_tasks(peer: RunningPeer) -> AsyncIterator[None]:
         "the blob store": BlobPinner(driver).run,
         "the check of initial models": StartModelAttester(driver, peer.submitter).run,
         "the deletion of old payloads": PayloadPruner(driver).run,
+        "the deletion of old models": ModelPruner(driver).run,
         "auditing": peer.auditor.run,
     }
     watchers: dict[str, Callable[[], Awaitable[None]]] = {

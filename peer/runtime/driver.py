@@ -358,11 +358,15 @@ class Driver:
                 link = make_light_block(decided, VoterSet(state.members.voters))
                 save = partial(self.store.save_state, tables=state.tables)
                 await trio.to_thread.run_sync(save, state.height, state.state_root, encoded, rounds, link)
-                for key in before.jobs.jobs.keys() - state.jobs.jobs.keys():
-                    if not self.rules.jobs_module.has_trained(before.jobs.jobs[key]):  # the files of trained models stay
-                        self.host.discard_job(key)
+                self._discard_forgotten_jobs(before, state)
                 await self._inbox_send.send(AppliedBlock(decided, transition, state))
             await more.wait()
+
+    def _discard_forgotten_jobs(self, before: LedgerState, after: LedgerState) -> None:
+        """Delete the models of jobs that have left the state, except trained models."""
+        for key in before.jobs.jobs.keys() - after.jobs.jobs.keys():
+            if not self.rules.jobs_module.has_trained(before.jobs.jobs[key]):
+                self.host.discard_job(key)
 
     def _verify_ahead(self, body: bytes) -> None:
         with contextlib.suppress(RemoteProtocolError):  # `apply_block` reports the same error
@@ -398,7 +402,7 @@ class Driver:
         return roots
 
     def _recover_models(self) -> None:
-        """Compute models again that were not written to the disk before the machine stopped."""
+        """Compute models again that were lost when the machine stopped, and discard those of forgotten jobs."""
         for name, job in self.state.jobs.jobs.items():
             judged = partial(_judged_round, self.store, name, job.spec)
             computed = self.host.recover_model(name, job.round, job.model_root, judged, self.blobs.read_range)
@@ -406,6 +410,7 @@ class Driver:
                 self.events.add(
                     "warning", f"recomputed {computed} rounds of job {job.name} that were missing on the disk", job=name
                 )
+        self.host.discard_forgotten_jobs(self.state.jobs.jobs.keys())
 
     # Snapshots
 
@@ -450,6 +455,7 @@ class Driver:
         encoded = self.rules.encode_state(state)
         proof = restored.decisions, state.height, state.state_root, encoded, restored.headers, restores.links, disproved
         self.store.restore_snapshot(*proof, tables=state.tables)
+        self._discard_forgotten_jobs(self.applied.current, state)
         return True
 
     # Rounds

@@ -33,7 +33,7 @@ from storage.durable_files import skip_without_descriptors
 from storage.ledger_store import LedgerStore
 from training.job_disk_space import job_disk_space
 from training.job_spec import JobSpec
-from training.model_store import JobModelStore
+from training.model_store import ROUNDS_KEPT, JobModelStore
 from training.round_context import EVALUATION_SECONDS, REPLAYS, TRAINING_NATS, OpenRoundContext, RoundParticipant
 from transport.connections.connection_manager import ConnectionManager
 
@@ -203,13 +203,17 @@ class RoundExecutor:
 
     def _delete_old_files(self, key: RoundKey, job: Job) -> None:
         """Delete unneeded files: old models, buffers, and optimizer state from before the last accepted proposals."""
+        self.delete_old_models(key, job)
+        self.delete_expired_files()
+
+    def delete_old_models(self, key: RoundKey, job: Job) -> None:
+        """Delete models of a job that nothing needs at this round. This method may run in a thread."""
         earlier, is_over = [model.round for model in (*job.anchors, *job.saved_models)], job.phase is JobPhase.FINISHED
         with skip_without_descriptors("the deletion of old models"):
             audits = self._applied.current.audits.jobs.get(key[0])
             # Closed rounds whose proposals may still be audited.
             audited = frozenset(audits.rounds) if audits else frozenset[int]()
             self._host.prune_models(*key, JobSpec.decode(job.spec), audited, earlier, is_over)
-        self.delete_expired_files()
 
     def delete_expired_files(self) -> None:
         """Delete temporary buffers and optimizer state that no open round needs. This method may run in a thread."""
@@ -355,7 +359,9 @@ class DiskSpaceMonitor:
         trains, left = self.me in job.trainers, job.rounds - job.rounds_in_model
         room = job_disk_space(spec, len(job.trainers), trains)
         here = _size(self.host.round_directory(key, 0).parent) + _size(self.folder / "buffers")
-        beside, free = max(0, room.models + room.own - here) + RESERVED_BYTES, self.free(self.folder)
+        # The files of earlier saved models are among those that are here, and stay beside the models of the last rounds.
+        saved = spec.model_bytes * sum(model.round <= job.round - ROUNDS_KEPT for model in job.saved_models)
+        beside, free = max(0, room.models + saved + room.own - here) + RESERVED_BYTES, self.free(self.folder)
         stays = partial(room.payload_bytes, bytes_max=self.payload_bytes)
         kept = stays(job.round)
         whole = beside + stays(job.round + left) - kept

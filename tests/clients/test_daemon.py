@@ -111,3 +111,8 @@ async def test_steps_of_a_run_lower_the_loss_and_leave_the_base(tmp_path: Path) 
                 await runs.continue_run(replace(saved, round=5), with_moments=True)
             assert not np.array_equal(again, host.open_model(fresh, 1).parameters)
             assert np.array_equal(again, after_five)
+            await runs.set_expiry(key, "four", 1)
+            number = 1
+            while 4 in host.stored_rounds(key):  # Snapshots contain the model for some more heights.
+                await take_step(runs, continued, number, request)
+                number += 1

@@ -11,7 +11,8 @@ from clients.ledger.clients_module import (
     ATTEMPTS_MAX,
     FLOPS_ALLOWED,
     FLOPS_LIMIT,
-    RUNS_OF_MEMBER_MAX,
+    LOST_MS_MAX,
+    LOST_PART,
     STEPS_ALLOWED,
     STEPS_ALLOWED_MAX,
     STEPS_LIMIT,
@@ -27,17 +28,32 @@ from clients.ledger.clients_module import (
     trainers_in_order,
 )
 from clients.records import OptimizerStep, StepBrief
+from ledger.core.genesis import TRAINER
 from ledger.core.module import BlockContext, DecodedTransaction, Module, StateChange, StateReader
 from ledger.core.voted_limit import VotedLimit
-from ledger.jobs import UNTRAINED_KEPT_MAX, Job, JobHold, JobPhase, JobsModule, JobTerms, StartJob, StopJob, job_id
-from ledger.members import ResignAsVoter
+from ledger.jobs import (
+    BASES_ON_REQUEST_MAX,
+    ON_REQUEST_MAX,
+    UNTRAINED_KEPT_MAX,
+    Job,
+    JobHold,
+    JobPhase,
+    JobsModule,
+    JobTerms,
+    ModelReference,
+    StartJob,
+    StopJob,
+    job_id,
+)
+from ledger.ledger_state import LedgerState, core_modules, newest_module_versions
+from ledger.members import RegisterRoles, ResignAsVoter, RetireMember
 from ledger.network_governance import PARAMETERS_LIMIT
 from ledger.snapshots.snapshot_server import models_in_state
 from protocol import codec
 from protocol.codec import Digest
 from protocol.identity import Signed
 from protocol.verdicts import Verdict
-from tests.ledger.world import BY_KEY, CLIENT, LANGUAGE, PEOPLE, SCRATCH, PlainJobs, World, admitted
+from tests.ledger.world import BY_KEY, CLIENT, FAR_MS, LANGUAGE, PEOPLE, SCRATCH, PlainJobs, World, admitted
 from tests.sim.keys import FastSigner
 
 OWNER, OTHER = PEOPLE[0], PEOPLE[1]
@@ -65,15 +81,24 @@ class HoldsModule(Module[Holds]):
 
 
 class SizedJobs(PlainJobs):
-    """Jobs whose passes compute with `PASS_PARAMETERS` parameters."""
+    """Jobs whose passes compute with `PASS_PARAMETERS` parameters. `SPEC@JOB,ROUND,ROOT` reads the model of a finished job."""
 
     def terms_of_spec(self, spec: bytes) -> JobTerms:
-        return replace(super().terms_of_spec(spec), pass_parameters=PASS_PARAMETERS)
+        plain, at, of = spec.partition(b"@")
+        terms = replace(super().terms_of_spec(plain), pass_parameters=PASS_PARAMETERS)
+        return replace(terms, read=ModelReference(of[:32], of[32], of[33:])) if at else terms
 
 
 class Clients(World):
     def __init__(self, voters: int = 4, trainers: int = 3) -> None:
-        super().__init__(voters, trainers, modules=(HoldsModule(), ClientsModule(SizedJobs())))
+        self.block_ms = 1  # time from one block to the next
+        super().__init__(voters, trainers)
+        rules = SizedJobs()
+        known = *core_modules(rules), HoldsModule(), ClientsModule(rules)
+        self.start_chain(replace(self.genesis, modules=newest_module_versions(known)), known)
+
+    def decide_body(self, body: bytes, after_ms: int | None = None) -> LedgerState:
+        return super().decide_body(body, self.block_ms if after_ms is None else after_ms)
 
     def hold(self, *jobs: bytes) -> None:
         self.decide(self.tx(PEOPLE[2], "holds/set", Holds(jobs)))
@@ -105,6 +130,12 @@ class Clients(World):
     def close(self, key: bytes, verdict: Verdict = ACCEPT, *transactions: Signed) -> None:
         """Close the open round of a job with this verdict on all its trainers."""
         self.decide(*transactions, closings=(self.closing(key, dict.fromkeys(self.job(key).trainers, verdict)),))
+
+    def with_base(self) -> bytes:
+        """Return the specification of a run that changes the model of a job which is finished now."""
+        base = self.start(OTHER, LANGUAGE + b":1")
+        self.close(base)
+        return SPEC + b"@" + base + bytes([self.job(base).round]) + self.job(base).model_root
 
     def open_jobs(self) -> set[bytes]:
         return set(self.state.jobs.running())
@@ -473,6 +504,8 @@ def test_checkpoints_stay_when_the_run_is_over_and_the_run_goes_with_the_last(wo
         world.decide(world.tx(OWNER, "client/end", EndRun(other)))
     assert other in world.state.jobs.jobs and world.job(key).saved_models and world.job(key).phase is JobPhase.FINISHED
     assert len(world.state.jobs.jobs) == UNTRAINED_KEPT_MAX + 1
+    job = world.job(key)
+    assert job.accepted and not world.rules.jobs_module.has_trained(job), "its files go with it"
     world.decide(world.tx(OWNER, "client/expire", SetExpiry(key, "one", 1)))
     assert key not in world.state.module_state(ClientsState).runs
 
@@ -488,26 +521,55 @@ def test_a_run_that_the_voters_stop_keeps_its_checkpoints(world: Clients) -> Non
     world.open()
 
 
-def test_saved_models_are_bounded_for_each_run_and_member_and_in_bytes(world: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+def refused_save(world: Clients, key: bytes, owner: FastSigner = OWNER) -> str:
+    return str(world.problem(world.tx(owner, "client/save", SaveModel(key, "last", 0))))
+
+
+def test_a_run_has_a_bounded_number_of_checkpoints(world: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients_module, "SAVED_MODELS_MAX", 2)
-    monkeypatch.setattr(clients_module, "SAVING_RUNS_OF_MEMBER_MAX", 2)
-    monkeypatch.setattr(clients_module, "SAVING_MAX", 3)
-    keys = [world.open() for _ in range(3)]
+    key = world.open()
+    save(world, key)
+    save(world, key, "two")
+    assert "has 2 checkpoints, the maximum" in refused_save(world, key)
+    save(world, key, "two")
 
-    def problem(key: bytes, owner: FastSigner = OWNER) -> str:
-        return str(world.problem(world.tx(owner, "client/save", SaveModel(key, "last", 0))))
 
-    save(world, keys[0])
-    save(world, keys[0], "two")
-    assert "has 2 checkpoints, the maximum" in problem(keys[0])
-    save(world, keys[0], "two")
-    save(world, keys[1])
-    assert "2 of your runs have checkpoints" in problem(keys[2])
-    others = [world.open(owner) for owner in (OTHER, PEOPLE[2])]
+def test_runs_with_checkpoints_of_one_member_leave_half_of_the_places_to_others(
+    world: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients_module, "SAVING_MAX", 4)
+    keys, others = [world.open() for _ in range(3)], [world.open(OTHER) for _ in range(2)]
+    for key in keys[:2]:
+        save(world, key)
+    assert "2 of 4 runs with checkpoints, 2 of them yours" in refused_save(world, keys[2])
+    save(world, keys[1], "another of the same run")
     save(world, others[0], owner=OTHER)
-    assert "3 runs of this network have checkpoints" in problem(others[1], PEOPLE[2])
-    monkeypatch.setattr(clients_module, "SAVED_BYTES_OF_MEMBER_MAX", -1)
-    assert "0.0 GB of checkpoints would be kept for you" in problem(keys[1])
+    assert "3 of 4 runs with checkpoints, 1 of them yours" in refused_save(world, others[1], OTHER)
+    last = world.open(PEOPLE[2])
+    save(world, last, owner=PEOPLE[2])
+    assert "4 of 4 runs with checkpoints, 0 of them yours" in refused_save(world, world.open(PEOPLE[3]), PEOPLE[3])
+    world.decide(world.tx(OWNER, "client/expire", SetExpiry(keys[0], "one", 1)))
+    assert "3 of 4 runs with checkpoints, 1 of them yours" in refused_save(world, keys[2])
+
+
+def test_saved_bytes_of_one_member_leave_half_of_the_room_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    terms = SizedJobs.terms_of_spec
+    monkeypatch.setattr(SizedJobs, "terms_of_spec", lambda self, spec: replace(terms(self, spec), trained_parameters=10**8))
+    monkeypatch.setattr(clients_module, "SAVED_BYTES_MAX", 5 * 12 * 10**8)
+    world = Clients()
+    key, other = world.open(), world.open(OTHER)
+    save(world, key)
+    save(world, key, "the same model again")
+    train(world, key)
+    save(world, key, "two")
+    train(world, key)
+    assert "would have 3.6 GB, 3.6 GB of them yours, of 6.0 GB" in refused_save(world, key)
+    save(world, other, owner=OTHER)
+    world.request(other, 0, OTHER)
+    world.close(other)
+    assert "would have 4.8 GB, 2.4 GB of them yours, of 6.0 GB" in refused_save(world, other, OTHER)
+    last = world.open(PEOPLE[2])
+    assert "would have 4.8 GB, 1.2 GB of them yours" not in refused_save(world, last, PEOPLE[2])
 
 
 def test_nothing_can_be_done_with_a_run_in_the_block_that_opens_it(world: Clients) -> None:
@@ -639,27 +701,292 @@ def test_a_run_ends_by_its_owner_with_its_last_model(world: Clients) -> None:
     assert "no run" in str(world.problem(world.step(key, 1)))
 
 
+@pytest.mark.parametrize("is_expelled", [False, True], ids=["ended by their owner", "ended by its expulsion"])
+def test_a_block_may_end_all_runs_of_a_member_while_it_closes_a_round_of_one(world: Clients, is_expelled: bool) -> None:
+    keys = sorted(world.open() for _ in range(UNTRAINED_KEPT_MAX + 4))
+    world.request(keys[0], 0)
+    closing = world.closing(keys[0], dict.fromkeys(world.job(keys[0]).trainers, ACCEPT))
+    ends = [world.tx(OWNER, "client/end", EndRun(key), number) for number, key in enumerate(keys, start=1)]
+    if is_expelled:
+        world.decide(closings=(closing,), evidence=(world.double(OWNER),))
+    else:
+        world.decide(*ends, closings=(closing,))
+    assert world.job(keys[0]).round == 1 and world.job(keys[0]).phase is JobPhase.FINISHED, "the block gives it a model"
+    world.decide_empty(1)
+    assert len(world.state.jobs.jobs) == UNTRAINED_KEPT_MAX and not world.state.module_state(ClientsState).runs
+
+
 def test_a_run_whose_job_the_voters_stop_is_over(world: Clients) -> None:
     key = world.open()
     world.decide(*(world.tx(person, "job/stop", StopJob(key)) for person in PEOPLE[1:4]))
     assert world.job(key).phase is JobPhase.FINISHED and not world.state.module_state(ClientsState).runs
 
 
-def test_a_member_has_a_bounded_number_of_runs(world: Clients) -> None:
-    keys = [world.open() for _ in range(RUNS_OF_MEMBER_MAX)]
-    assert len(set(keys)) == RUNS_OF_MEMBER_MAX and all(is_waiting(world.job(key)) for key in keys)
-    assert "the maximum: end one" in str(world.problem(world.tx(OWNER, "client/open", OpenRun(SPEC))))
-    world.decide(world.tx(OWNER, "client/end", EndRun(keys[0])))
-    world.open()
+def refused_open(world: Clients, owner: FastSigner = OWNER, spec: bytes = SPEC) -> str:
+    return str(world.problem(world.tx(owner, "client/open", OpenRun(spec))))
+
+
+def test_each_member_leaves_half_of_the_places_for_unfinished_runs_to_others(world: Clients) -> None:
+    places = ON_REQUEST_MAX
+    for owner in PEOPLE[:3]:  # three members together leave places to further ones
+        keys = [world.open(owner) for _ in range(places // 2)]
+        places -= len(keys)
+        assert len(set(keys)) == len(keys) and all(is_waiting(world.job(key)) for key in keys)
+        assert f"{ON_REQUEST_MAX - places} of 64 unfinished runs, {len(keys)} of them yours" in refused_open(world, owner)
+    assert places == 8
+    world.decide(world.tx(owner, "client/end", EndRun(keys[0])))
+    world.open(owner)
 
 
 def test_a_network_has_a_bounded_number_of_unfinished_runs(world: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ledger.jobs.ON_REQUEST_MAX", 2)
     first = world.open()
     world.open(OTHER)
-    assert "2 jobs on request are unfinished" in str(world.problem(world.tx(PEOPLE[2], "client/open", OpenRun(SPEC))))
+    assert "2 jobs on request are unfinished" in refused_open(world, PEOPLE[2])
     world.decide(world.tx(OWNER, "client/end", EndRun(first)))
     world.open(PEOPLE[2])
+
+
+# Bases -------------------------------------------------------------------------------------------------------------------
+
+
+def base_of(spec: bytes) -> bytes:
+    return spec.partition(b"@")[2][:32]
+
+
+def test_the_base_stays_while_a_run_or_a_checkpoint_needs_it(world: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ledger.jobs.TRAINED_KEPT_MAX", 1)
+    spec = world.with_base()
+    key, base = world.open(spec=spec), base_of(spec)
+    world.with_base()
+    world.with_base()
+    assert base in world.state.jobs.jobs, "an unfinished run needs it"
+    save(world, key)
+    world.decide(world.tx(OWNER, "client/end", EndRun(key)))
+    world.decide_empty(5)
+    assert world.run(key).is_over and base in world.state.jobs.jobs, "its model is needed to sample from the checkpoint"
+    world.open(spec=spec)
+    world.decide(world.tx(OWNER, "client/expire", SetExpiry(key, "one", 1)))
+    (last,) = world.state.module_state(ClientsState).runs
+    assert base in world.state.jobs.jobs
+    world.decide(world.tx(OWNER, "client/end", EndRun(last)))
+    assert base not in world.state.jobs.jobs, "nothing needs it any more, and newer jobs have its place"
+
+
+def test_runs_that_are_over_keep_a_bounded_number_of_bases(world: Clients) -> None:
+    specs = [world.with_base() for _ in range(BASES_ON_REQUEST_MAX)]
+    for spec in specs[:4]:
+        key = world.open(spec=spec)
+        save(world, key)
+        world.decide(world.tx(OWNER, "client/end", EndRun(key)))
+    assert "4 of 8 models that runs change, 4 of them yours" in refused_open(world, spec=specs[4])
+    for spec in specs[:4]:
+        world.open(spec=spec)  # bases that stay anyway
+    world.open(OTHER, specs[0])
+    world.open(spec=specs[4])
+    assert "5 of 8 models that runs change, 4 of them yours" in refused_open(world, spec=specs[5])
+
+
+def test_bases_of_runs_take_no_place_of_those_of_other_jobs(world: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ledger.jobs.BASES_MAX", 1)
+    specs = [world.with_base() for _ in range(2)]
+    for spec in specs:
+        world.open(spec=spec)
+    world.start(OTHER, specs[0].replace(SPEC, LANGUAGE))
+    refused = world.problem(world.tx(OTHER, "job/start", StartJob(specs[1].replace(SPEC, LANGUAGE))))
+    assert "other jobs already use 1 models" in str(refused)
+
+
+# Members that are gone ---------------------------------------------------------------------------------------------------
+
+GONE = PEOPLE[5]
+
+
+def join(world: Clients) -> None:
+    admitted(world, GONE)
+    assert "it must register a role before it opens a run" in refused_open(world, GONE), "nobody could retire it"
+    world.decide(world.tx(GONE, "member/register", RegisterRoles((TRAINER,))))
+
+
+def abandoned(world: Clients) -> tuple[bytes, bytes]:
+    """Return an idle run of `GONE`, and one that is over; both have a checkpoint."""
+    join(world)
+    idle, over = world.open(GONE), world.open(GONE)
+    for key in (idle, over):
+        save(world, key, owner=GONE)
+    world.decide(world.tx(GONE, "client/end", EndRun(over)))
+    return idle, over
+
+
+def test_runs_and_checkpoints_go_with_an_expelled_owner(world: Clients) -> None:
+    idle, over = abandoned(world)
+    kept = world.open(OTHER)
+    save(world, kept, owner=OTHER)
+    world.request(idle, 0, GONE)
+    world.decide(evidence=(world.double(GONE),))
+    assert world.state.module_state(ClientsState).runs.keys() == {kept} and world.run(kept).checkpoints
+    for key in (idle, over):
+        assert world.job(key).phase is JobPhase.FINISHED and not world.job(key).saved_models
+    assert not world.open_jobs() and world.read_back() == world.state
+
+
+def test_runs_and_checkpoints_go_with_a_retired_owner_until_it_registers_again(world: Clients) -> None:
+    idle, over = abandoned(world)
+    world.decide(*(world.tx(person, "member/retire", RetireMember(GONE.public, False, FAR_MS)) for person in PEOPLE[:3]))
+    assert world.state.members.members[GONE.public].retired is not None
+    assert not world.state.module_state(ClientsState).runs and world.job(idle).phase is JobPhase.FINISHED
+    assert not world.job(idle).saved_models and not world.job(over).saved_models
+    assert "it must register a role" in refused_open(world, GONE)
+    world.decide(world.tx(GONE, "member/register", RegisterRoles((TRAINER,))))
+    world.open(GONE)
+
+
+def test_a_run_that_opens_in_the_block_that_retires_its_owner_ends_in_the_next_one(world: Clients) -> None:
+    join(world)
+    votes = [world.tx(person, "member/retire", RetireMember(GONE.public, False, FAR_MS)) for person in PEOPLE[:3]]
+    opens = world.tx(GONE, "client/open", OpenRun(SPEC))
+    key = job_id(GONE.public, world.rules.open_transaction(opens))
+    world.decide(*votes, opens)
+    world.decide_empty(1)
+    assert world.job(key).phase is JobPhase.FINISHED and not world.state.module_state(ClientsState).runs
+
+
+# Lost time ---------------------------------------------------------------------------------------------------------------
+
+SLOW_MS, FAST_MS = 60_000, 5_000  # length of a round without a proposal, and of a round of the other job
+
+
+class Saboteur:
+    """A gateway that withholds the bodies of its steps beside a job that trains. Each of its rounds lasts for a minute."""
+
+    def __init__(self, world: Clients, ends: tuple[str, type] | None = None, runs: int = 3) -> None:
+        """`ends` is the transaction that ends each run during its round. None: the rounds close, and accept nothing."""
+        self.world, self.ends = world, ends
+        self.trains = world.start(OTHER, LANGUAGE + b":100000")
+        self.keys = [world.open() for _ in range(runs)]
+        self.lost_ms = self.rounds = 0
+
+    def request(self) -> None:
+        for key in self.keys:
+            if self.world.run(key).open_step is None:
+                self.world.request(key, self.world.run(key).next_step)
+
+    def play(self) -> None:
+        """Close the open round: that of the other job, or one of the gateway's."""
+        world, (key,) = self.world, self.world.open_jobs()
+        if key == self.trains:
+            world.block_ms = FAST_MS
+            world.close(key)
+            self.rounds += 1
+        elif self.ends is not None:
+            world.block_ms = SLOW_MS
+            world.decide(world.tx(OWNER, self.ends[0], self.ends[1](key)))
+            world.block_ms = 1
+            self.keys[self.keys.index(key)] = world.open()
+            self.lost_ms += SLOW_MS
+        else:
+            world.block_ms = SLOW_MS
+            world.close(key, REPLAY)
+            self.lost_ms += SLOW_MS
+        world.block_ms = 1
+
+
+@pytest.mark.parametrize("ends", [None, ("client/end", EndRun), ("job/stop", StopJob)], ids=["closed", "ended", "stopped"])
+def test_rounds_that_accept_nothing_take_a_tenth_of_the_time_from_a_job_that_trains(
+    world: Clients, ends: tuple[str, type] | None
+) -> None:
+    saboteur, start = Saboteur(world, ends), world.state.time_ms
+    for _ in range(300):
+        saboteur.request()
+        saboteur.play()
+        passed = world.state.time_ms - start
+        assert saboteur.lost_ms <= LOST_MS_MAX + passed / LOST_PART + SLOW_MS
+    assert saboteur.rounds > 280 and saboteur.lost_ms > 3 * SLOW_MS, "its steps have their turns, too"
+
+
+def late_run(world: Clients) -> tuple[Saboteur, bytes]:
+    """Return a gateway with too much lost time, and its only run, while the other job's round is open."""
+    saboteur = Saboteur(world, runs=1)
+    for _ in range(6):
+        saboteur.request()
+        saboteur.play()
+    assert saboteur.lost_ms == 3 * SLOW_MS and world.open_jobs() == {saboteur.trains}
+    return saboteur, saboteur.keys[0]
+
+
+def test_a_late_step_begins_in_the_block_that_ends_the_other_job(world: Clients) -> None:
+    saboteur, key = late_run(world)
+    saboteur.request()
+    saboteur.play()
+    assert world.open_jobs() == {saboteur.trains}
+    world.decide(world.tx(OTHER, "job/stop", StopJob(saboteur.trains)))
+    assert world.open_jobs() == {key}, "no later block might come"
+
+
+def test_a_late_step_begins_with_the_last_round_of_the_other_job_unless_one_is_queued(world: Clients) -> None:
+    saboteur, key = late_run(world)
+    saboteur.request()
+    queued = world.start(OTHER, LANGUAGE + b":1")
+    world.decide(world.tx(OTHER, "job/stop", StopJob(saboteur.trains)))
+    assert world.open_jobs() == {queued}
+    world.close(queued)
+    assert world.job(queued).phase is JobPhase.FINISHED and world.open_jobs() == {key}
+
+
+def test_steps_of_other_members_come_before_a_late_one_and_do_not_wait_longer(world: Clients) -> None:
+    saboteur, _ = late_run(world)
+    saboteur.request()
+    other = world.open(PEOPLE[2])
+    world.request(other, 0, PEOPLE[2])
+    saboteur.play()
+    assert world.open_jobs() == {other}
+    world.close(other)
+    assert world.open_jobs() == {saboteur.trains}
+
+
+def test_lost_time_is_forgiven_and_follows_the_key_of_the_member(world: Clients) -> None:
+    _, key = late_run(world)
+    new = FastSigner("next key of the gateway")
+    world.decide(world.rotation(OWNER, new))
+    (owner,) = world.state.module_state(ClientsState).lost
+    assert owner == new.public and world.read_back() == world.state
+    world.block_ms = 3 * SLOW_MS * LOST_PART
+    world.decide_empty(2)
+    assert not world.state.module_state(ClientsState).lost
+    assert world.run(key).owner == new.public
+
+
+def test_the_time_of_a_round_counts_from_its_opening_to_its_end_whatever_blocks_come_between(world: Clients) -> None:
+    key = world.open()
+    world.request(key, 0)
+    for attempt in range(1, 3):
+        world.block_ms = 20_000
+        world.decide_empty(2)
+        world.close(key, REPLAY)
+        world.block_ms = 0
+        world.decide_empty(1)
+        (lost,) = world.state.module_state(ClientsState).lost.values()
+        since_first = (attempt - 1) * 60_000
+        assert lost.ms == attempt * 60_000 - since_first // LOST_PART
+
+
+def test_an_outage_during_a_round_does_not_hold_up_later_steps_for_days(world: Clients) -> None:
+    key = world.open()
+    world.request(key, 0)
+    world.block_ms = 24 * 3_600_000
+    world.close(key, REPLAY)
+    world.block_ms = 1
+    world.decide_empty(1)
+    (lost,) = world.state.module_state(ClientsState).lost.values()
+    assert lost.ms == 30 * 60_000
+
+
+def test_an_accepted_step_loses_no_time(world: Clients) -> None:
+    key = world.open()
+    world.request(key, 0)
+    world.block_ms = 10 * LOST_MS_MAX
+    world.close(key)
+    assert not world.state.module_state(ClientsState).lost
 
 
 def test_a_run_is_a_job_on_request(world: Clients) -> None:

@@ -85,6 +85,26 @@ async def test_a_newcomer_restores_a_snapshot_and_goes_on_with_the_rounds_that_a
         assert told == {f"connected to {short_id(seat.public)}": 1 for seat in seats}
 
 
+async def test_models_of_jobs_that_a_snapshot_no_longer_has_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ledger.jobs.UNTRAINED_KEPT_MAX", 1)
+    async with network(tmp_path, founders=4, observers=1) as made:
+        forgotten = await job_of(made.seats[0], rounds=1)
+        await one_root(made.seats, forgotten)
+        away = made.seats[4]
+        await away.stop()
+        for rounds in (ROUNDS, 1):
+            job = await job_of(made.seats[0], rounds=rounds)
+            await made.seats[0].until(certified(job))
+        assert forgotten not in made.seats[0].driver.state.jobs.jobs
+        with no_decisions():
+            await made.start(away)
+            assert away.driver.host.stored_rounds(forgotten)
+            await away.event("snapshot", "restored")
+        await away.until(certified(await job_of(made.seats[0])))
+        for seat in (away, made.seats[0]):
+            await poll(lambda host=seat.driver.host: not host.stored_rounds(forgotten))  # type: ignore[misc]
+
+
 async def test_what_was_restored_survives_a_restart_and_serves_the_next_newcomer(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4, observers=2, start=False) as made:
         seats = [await made.start(seat) for seat in made.seats[:4]]

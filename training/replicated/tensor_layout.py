@@ -118,8 +118,8 @@ class TensorLayout:
 def layout_of(spec: JobSpec) -> TensorLayout:
     """Return the layout of a valid job (`JobSpec.problem` is None)."""
     layout = layout_from_shapes(spec.resolved_objective.tensor_shapes(spec, spec.decoded_settings))
-    # The chunks are counted without `chunk_lengths`: a request for the largest job must not cost every voter an array of its
-    # chunks.
+    # `JobSpec.problem` bounds both the tensors and the elements. The chunks are counted without `chunk_lengths`: a request for
+    # the largest job must not cost every voter an array of its chunks.
     assert sum(math.ceil(tensor.size / CHUNK) for tensor in layout.tensors) <= CHUNKS_MAX
     return layout
 
