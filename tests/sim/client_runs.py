@@ -95,7 +95,7 @@ class ClientRuns:
             self.counts["checkpoints expired"] += len(expired)
             for name in expired:
                 del run.checkpoints[name]
-            self._check_end(height, key, run, after)
+            self._note_end(height, key, run, after)
         self.runs = {key: run for key, run in self.runs.items() if not run.is_over or run.checkpoints}
         self._check_state(height, after)
         opened = bool(self._check_rounds(height, closed.keys(), before, after))
@@ -193,8 +193,8 @@ class ClientRuns:
             if job.model_root != expected:
                 raise Violation("client model", f"height {height}: the model is not that of the accepted updates")
 
-    def _check_end(self, height: int, key: bytes, run: RunSeen, after: Any) -> None:
-        """Note the end of a run's job, which must have a reason."""
+    def _note_end(self, height: int, key: bytes, run: RunSeen, after: Any) -> None:
+        """Note that a run is over with its job, which has a reason to end."""
         job = after.jobs.jobs.get(key)
         if job is not None and str(job.phase) != "finished":
             return
@@ -277,7 +277,8 @@ class ClientRuns:
         had_round = any(_is_running(before, key) for key in self._known)
         if opened and had_round and (is_paused or _has_startable_job(before, after)):
             raise Violation("client turns", f"height {height}: a second step begins, and a training job waits")
-        is_waiting = bool(self._in_line(before)) and not opened
+        line = self._in_line(before)
+        is_waiting = bool(line) and not opened
         if not is_waiting:
             self._training_rounds = 0
         elif closed & training.keys():
@@ -287,7 +288,7 @@ class ClientRuns:
         # A block that undoes the open round lets no step begin.
         stands = stands and not any(_is_undone(job, height) for job in after.jobs.jobs.values())
         is_overdue = self._training_rounds > TRAINING_ROUNDS_MAX or stands
-        if is_overdue and any(order(key, 0, b"", before, after) for _, key in self._in_line(before)):
+        if is_overdue and (not line or any(order(key, 0, b"", before, after) for _, key in line)):  # somebody may train
             waits = "although no round is open" if stands else f"for {self._training_rounds} rounds"
             raise Violation("client turns", f"height {height}: a step or a training job waits {waits}")
 

@@ -77,10 +77,12 @@ class Gateway:
             key = draw.choice(unfinished)
             return draw.choice((("client/end", EndRun(key)), ("job/stop", StopJob(key))))
         idle = [key for key in unfinished if mine[key].open_step is None]
-        if idle and draw.random() < SAVE_SHARE:
+        if not idle:
+            return None
+        if draw.random() < SAVE_SHARE:
             return "client/save", SaveModel(draw.choice(idle), draw.choice(NAMES), self._expires_ms(state.time_ms))
-        key = draw.choice(idle) if idle else b""
-        return ("client/step", RequestStep(key, self._brief(key, mine[key].next_step))) if idle else None
+        key = draw.choice(idle)
+        return "client/step", RequestStep(key, self._brief(key, mine[key].next_step))
 
     def _spec(self, runs: dict[bytes, ClientRun]) -> bytes:
         """Return the specification of a run, which may continue from a checkpoint of any member."""

@@ -25,6 +25,12 @@ SLOW = (
     "notices-ignored",
     "order-of-dictionaries",
     "spoken-forgotten",
+    "step-of-an-over-run",
+    "failed-step-stays-open",
+    "absent-trainer-stops-a-step",
+    "checkpoints-end-with-their-run",
+    "job-of-checkpoints-forgotten",
+    "saved-models-not-kept",
 )
 RARE = (
     "first-certificate",
