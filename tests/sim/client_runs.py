@@ -200,7 +200,8 @@ class ClientRuns:
             return
         is_trained = job is not None and job.rounds_in_model >= run.rounds
         is_left = job is not None and not any(map(after.members.may_be_awaited, job.trainers))
-        if not (run.may_be_over or is_trained or is_left):
+        is_gone = after.members.is_departed_key(self._current(run.owner))
+        if not (run.may_be_over or is_trained or is_left or is_gone):
             raise Violation("client steps", f"height {height} ends the run {key.hex()[:6]}, which nobody ended")
         run.is_over, run.step = True, None
 
