@@ -9,6 +9,8 @@
 
 A stranger that fills the port therefore closes its own connections, and a visitor with few connections is served.
 
+A connection does not count for its host's limit until it, or its present request, is `YOUNG_SECONDS` old.
+
 A connection with a held reply belongs to a program that the peer serves and that may wait for hundreds of results at once. It is
 never closed for a new connection, and counts for no host. All connections but one in `VISITOR_SHARE_DIVISOR` may be held. A call
 beyond them is refused, so that its program asks again later.
@@ -20,7 +22,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -34,6 +36,9 @@ HOST_SHARE_DIVISOR: Final = 4
 # Divisor of all connections that gives those without held replies: 64 of 512, since six are enough for a browser. The other 448
 # are enough for the 400 requests that one session of the SDK `tinker` sends at once.
 VISITOR_SHARE_DIVISOR: Final = 8
+# Longest time from the begin of a connection or a request during which the connection does not count for its host: programs that
+# start together send some hundred calls at once, each of which takes milliseconds.
+YOUNG_SECONDS: Final = 5.0
 HELD_RETRY_SECONDS: Final = 1  # time after which a program may ask again for a result that it cannot wait for
 HEADER_SECONDS: Final = 15.0  # longest time from the connection, or from the last reply, to the next complete header of a request
 REQUEST_SECONDS: Final = 60.0  # longest time from a header until the reply is sent: the longest calls wait 30 seconds
@@ -51,14 +56,21 @@ class ConnectionSlot:
         self.host, self.close, self._clock = host, close, clock
         self.is_held = False
         self.finish_request()
+        self._young_until = clock() + YOUNG_SECONDS
 
     def begin_request(self, seconds: float) -> None:
         """Set the deadline of a reply to `seconds` from now."""
         self.waits, self.deadline = False, self._clock() + seconds
+        self._young_until = self._clock() + YOUNG_SECONDS
 
     def finish_request(self) -> None:
         """Set the deadline of the next header to `HEADER_SECONDS` from now."""
         self.waits, self.deadline = True, self._clock() + HEADER_SECONDS
+        self._young_until = self._clock()
+
+    @property
+    def is_young(self) -> bool:
+        return self._clock() < self._young_until
 
 
 class ConnectionSlots:
@@ -76,15 +88,16 @@ class ConnectionSlots:
         At a limit, another connection is closed. `close` closes the new connection.
         """
         hosts = Counter(place.host for place in self._open if not place.is_held)
-        bound = self._most if host in self._proxies else self._of_host
-        if hosts[host] >= bound:
-            self._close_one({host})
+        counted = [place for place in self._open if place.host == host and not (place.is_held or place.is_young)]
+        if len(counted) >= (self._most if host in self._proxies else self._of_host):
+            self._close_one_of(counted)
         elif len(self._open) >= self._most:
             proxied = sum(hosts[host] for host in self._proxies)
             if hosts.total() > proxied and proxied <= self._most - self._of_host:
                 hosts -= Counter({host: hosts[host] for host in self._proxies})
             most = max(hosts.values())
-            self._close_one({host for host, count in hosts.items() if count == most})
+            largest = {host for host, count in hosts.items() if count == most}
+            self._close_one_of([place for place in self._open if place.host in largest and not place.is_held])
         place = ConnectionSlot(host, close, self._clock)
         self._open[place] = None
         return place
@@ -108,9 +121,8 @@ class ConnectionSlots:
         for place in [place for place in self._open if place.deadline < now]:
             self._close(place)
 
-    def _close_one(self, hosts: Collection[str]) -> None:
-        theirs = [place for place in self._open if place.host in hosts and not place.is_held]
-        self._close(next((place for place in theirs if place.waits), theirs[0]))
+    def _close_one_of(self, places: Sequence[ConnectionSlot]) -> None:
+        self._close(next((place for place in places if place.waits), places[0]))
 
     def _close(self, place: ConnectionSlot) -> None:
         self.release_slot(place)

@@ -23,7 +23,6 @@ pytestmark = pytest.mark.real("hundreds of sockets")
 SAMPLER = "s:sample:0"
 CONNECTIONS = 400  # samples that a machine waits for at once
 SAMPLES = 2  # samples of each connection, one after the other
-CLIENT_SAMPLES = 50  # samples that one client begins to draw at once, of 64 that the gateway allows
 
 
 class Connection:
@@ -90,19 +89,17 @@ async def test_a_machine_may_wait_for_hundreds_of_samples_and_others_are_served(
                         assert status == 200, reply
                     assert reply == {"error": f"{SAMPLER}#{number}", "category": "user"}
 
-        async def are_held(connections: int, number: int = 0) -> None:
-            """Wait until this number of connections wait for their sample with this number."""
-            names = {f"{SAMPLER}#{place * SAMPLES + number}" for place in range(connections)}
+        async def are_held(number: int) -> None:
+            """Wait until all connections wait for their sample with this number."""
+            names = {f"{SAMPLER}#{place * SAMPLES + number}" for place in range(CONNECTIONS)}
             while not held or held[0]._waiting.keys() != names:  # noqa: ASYNC110
                 await trio.sleep(0.01)
 
         async with trio.open_nursery() as nursery:
-            for begin in range(0, CONNECTIONS, CLIENT_SAMPLES):
-                for place in range(begin, begin + CLIENT_SAMPLES):
-                    nursery.start_soon(draw, place)
-                await are_held(begin + CLIENT_SAMPLES)
+            for place in range(CONNECTIONS):
+                nursery.start_soon(draw, place)
             for number in range(SAMPLES):
-                await are_held(CONNECTIONS, number)
+                await are_held(number)
                 assert (await said(Program(site.host, site.port).post, "client/config", {})).status == 200
                 assert (await said(site.get, "/annotate")).status == 200
                 finished[number].set()

@@ -21,7 +21,7 @@ from curation.service.annotators.session_api import SessionApi
 from curation.service.rate_limits import FairHostQueue, FairTable, HostRateLimiter
 from protocol.identity import Identity
 from web.calls import HttpProblem
-from web.connection_limits import FILE_SECONDS, HEADER_SECONDS, REQUEST_SECONDS, ConnectionSlot, ConnectionSlots
+from web.connection_limits import FILE_SECONDS, HEADER_SECONDS, REQUEST_SECONDS, YOUNG_SECONDS, ConnectionSlot, ConnectionSlots
 
 IDENTITY = Identity(bytes(32))
 
@@ -256,6 +256,7 @@ def test_connections_give_way(proxies: tuple[str, ...], steps: list[tuple[Sequen
     port = Port(most=8, proxies=proxies)
     for hosts, closed in steps:
         for host in hosts:
+            port.now += YOUNG_SECONDS
             port.come(host, len(port.open))
         assert port.closed == closed
         assert len(port.places._open) == len(port.open) - len(closed)
@@ -265,11 +266,32 @@ def test_a_connection_that_waits_goes_before_one_that_has_a_request() -> None:
     port = Port(most=8)
     port.come("a", 0).begin_request(REQUEST_SECONDS)
     port.come("a", 1)
+    port.now += YOUNG_SECONDS
     port.come("a", 2)
     assert port.closed == [1]
     port.open[2].begin_request(REQUEST_SECONDS)
+    port.now += YOUNG_SECONDS
     port.come("a", 3)
     assert port.closed == [1, 0], "where all have requests the oldest goes"
+
+
+def test_connections_and_requests_that_begin_together_count_for_their_host_after_some_seconds() -> None:
+    port = Port(most=16)
+    for number in range(8):
+        port.come("a", number)
+    port.now += YOUNG_SECONDS - 1
+    port.open[0].begin_request(REQUEST_SECONDS)
+    port.open[1].begin_request(REQUEST_SECONDS)
+    port.open[1].finish_request()
+    port.come("a", 8)
+    assert port.closed == [], "one is idle, the others are young"
+    port.now += 1
+    port.come("a", 9)
+    assert port.closed == [1]
+    port.now += YOUNG_SECONDS
+    for number in range(10, 16):
+        port.come("a", number)
+    assert port.closed == [1, 2, 3, 4, 5, 6, 7], "the oldest first, until the others are as many as allowed"
 
 
 def test_a_connection_ends_where_header_or_request_take_too_long() -> None:
@@ -301,6 +323,7 @@ def test_a_held_connection_gives_way_to_nobody_and_counts_for_no_host() -> None:
             port.come(host, number)
         assert port.closed == [14, 15, 16, 17, 18], "of those without a held reply, one of the largest host goes"
     assert len(port.places._open) == 16
+    port.now += YOUNG_SECONDS
     port.come("a", 21)
     assert port.closed[5:] == [0], "the host has more connections than its share"
 
@@ -310,6 +333,7 @@ def test_a_held_connection_gives_way_to_nobody_and_counts_for_no_host() -> None:
 def test_places_are_bounded_whatever_comes(proxies: tuple[str, ...], steps: list[tuple[str, str]]) -> None:
     port, held = Port(most=6, proxies=proxies), dict[int, ExitStack]()
     for number, (host, what) in enumerate(steps):
+        port.now += YOUNG_SECONDS
         place = port.come(host, number)
         if what == "begin":
             place.begin_request(REQUEST_SECONDS)
