@@ -5,10 +5,11 @@ All methods of `ClientRuns` raise `UserError` for a fault of the client, with th
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,6 +37,8 @@ from training.api.job_notes import rejections_text
 from training.job_spec import ROUNDS_MAX, AggregationRule, AuditMode, JobSpec, OuterOptimizerKind
 from training.round_context import TrainingPeer, WorkerClient
 
+log = logging.getLogger("site")
+
 
 @dataclass(frozen=True, slots=True)
 class LossReport:
@@ -51,6 +54,8 @@ class ClientRuns:
         # Number of undecided steps that list a request body, by its digest: several models may compute the same request.
         self._listed = Counter[bytes]()
         self._bodies_lock = trio.Lock()
+        self._opened = set[bytes]()  # unfinished runs that this process has opened
+        self._openings = 0  # runs that are being opened
 
     def list_bases(self) -> list[tuple[str, int]]:
         """Return the name and the context of each finished job whose model can have adapters."""
@@ -81,7 +86,7 @@ class ClientRuns:
             raise UserError(f"base_model {base!r} is a {of_base.objective} job, expected {' or '.join(BASES)}")
         own = AdapterSettings(rank=rank, train_attn=train_attn, train_mlp=train_mlp, train_unembed=train_unembed, base=model)
         spec = make_run_spec(of_base, own, seed)
-        return await self._open(spec)
+        return await self.open_spec(spec)
 
     async def continue_run(self, saved: ModelReference, *, with_moments: bool) -> bytes:
         """Open a run that begins with a saved model of another run. Return the id of the run's job.
@@ -94,14 +99,36 @@ class ClientRuns:
             raise UserError(f"the network has deleted the models of run {saved.job.hex()[:8]}")
         spec = JobSpec.decode(known.spec)
         settings = replace(spec.decoded_settings, start=saved, start_moments=with_moments)
-        return await self._open(replace(spec, objective_settings=codec.encode(settings)))
+        return await self.open_spec(replace(spec, objective_settings=codec.encode(settings)))
 
-    async def _open(self, spec: JobSpec) -> bytes:
-        transaction = await self._peer.submit_transaction("client/open", OpenRun(spec.validated().encode()))
-        key = job_id(self._peer.me, transaction)
+    async def open_spec(self, spec: JobSpec) -> bytes:
+        """Open a run with this specification, and return the id of its job."""
+        self._openings += 1
+        try:
+            transaction = await self._peer.submit_transaction("client/open", OpenRun(spec.validated().encode()))
+            key = job_id(self._peer.me, transaction)
+            self._opened.add(key)
+        finally:
+            self._openings -= 1
         if key not in self._peer.state.jobs.jobs:
             raise UserError("the network refused the run: it has as many runs as are allowed, or cannot train its base now")
         return key
+
+    async def end_unclaimed_runs(self, claimed: Set[bytes]) -> None:
+        """End the runs that no model has, since an earlier process was killed after it had opened them.
+
+        Call it when this process has opened a run: a transaction of an earlier process is decided by then, or never will be.
+        """
+        if self._openings:  # The ledger may have a run that is not in `_opened` yet.
+            return
+        runs = self._peer.state.module_state(ClientsState).runs
+        mine = {key for key, run in runs.items() if run.owner == self._peer.me and not run.is_over}
+        self._opened &= mine
+        for key in sorted(mine - self._opened - claimed):
+            try:
+                await self.end_run(key)
+            except UserError as error:
+                log.warning("run %s of an earlier process is not ended: %s", key.hex()[:8], error)
 
     @property
     def time_ms(self) -> int:

@@ -158,19 +158,9 @@ class ModelQueue:
         match request.kind:
             case RequestKind.CREATE:
                 said = codec.decode(CreateModel, request.payload)
-                if said.path:
-                    await self._load(said.path, said.with_moments)
-                    return self._encoders.loaded(self.model, said.path)
-                job = await self._runs.open_run(
-                    said.base,
-                    rank=said.rank,
-                    seed=said.seed,
-                    train_attn=said.train_attn,
-                    train_mlp=said.train_mlp,
-                    train_unembed=said.train_unembed,
-                )
-                await trio.to_thread.run_sync(self._store.set_job, self.model, job)
-                return self._encoders.created(self.model)
+                if await self._find_job() is None:  # This gateway may have been restarted after it had opened the run.
+                    await self._create(said)
+                return self._encoders.loaded(self.model, said.path) if said.path else self._encoders.created(self.model)
             case RequestKind.SAVE:
                 save = codec.decode(SaveCheckpoint, request.payload)
                 job = await self._job()
@@ -201,6 +191,21 @@ class ModelQueue:
             case RequestKind.INVALID:
                 raise UserError(request.payload.decode())
 
+    async def _create(self, said: CreateModel) -> None:
+        """Give the model its first run."""
+        if said.path:
+            await self._load(said.path, said.with_moments)
+            return
+        job = await self._runs.open_run(
+            said.base,
+            rank=said.rank,
+            seed=said.seed,
+            train_attn=said.train_attn,
+            train_mlp=said.train_mlp,
+            train_unembed=said.train_unembed,
+        )
+        await self._set_job(job)
+
     async def _load(self, path: str, with_moments: bool) -> None:
         """Give the model a new run, which continues from a checkpoint."""
         model = await trio.to_thread.run_sync(self._store.find_model, self.model)
@@ -208,7 +213,13 @@ class ModelQueue:
         job = await self._checkpoints.load_checkpoint(
             await self._checkpoints.find_checkpoint(model.owner, path), with_moments=with_moments
         )
+        await self._set_job(job)
+
+    async def _set_job(self, job: bytes) -> None:
+        """Store the model's new run, and end the runs that have no model."""
         await trio.to_thread.run_sync(self._store.set_job, self.model, job)
+        models = await trio.to_thread.run_sync(self._store.list_models)
+        await self._runs.end_unclaimed_runs({model.job for model in models if model.job is not None})
 
     async def _step(self, request: StoredRequest) -> StepOutcome:
         job = await self._job()
@@ -242,7 +253,11 @@ class ModelQueue:
                 raise
 
     async def _job(self) -> bytes:
-        model = await trio.to_thread.run_sync(self._store.find_model, self.model)
-        if model is None or model.job is None:
+        job = await self._find_job()
+        if job is None:
             raise UserError(f"model {self.model} was not created: see the failure of create_model")
-        return model.job
+        return job
+
+    async def _find_job(self) -> bytes | None:
+        model = await trio.to_thread.run_sync(self._store.find_model, self.model)
+        return None if model is None else model.job

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -46,6 +46,7 @@ class ScriptedRuns:
     bodies: Counter[bytes] = field(default_factory=Counter)
     opened: int = 0
     ended: list[bytes] = field(default_factory=list)
+    claimed: list[Set[bytes]] = field(default_factory=list)  # runs that had models when a model got a run
     fault: Exception | None = None  # of the next pass or step
 
     time_ms: int = 0
@@ -56,6 +57,9 @@ class ScriptedRuns:
             raise UserError(f"base_model {base!r}: no such job")
         self.opened += 1
         return self.opened.to_bytes(32, "big")
+
+    async def end_unclaimed_runs(self, claimed: Set[bytes]) -> None:
+        self.claimed.append(claimed)
 
     async def compute_losses(self, key: bytes, request: RequestBody, *, backward: bool) -> LossReport:
         await trio.sleep(self.seconds)
@@ -424,6 +428,25 @@ async def test_a_step_that_the_ledger_decided_before_its_repetition_has_its_outc
 
         program.runs.request_step = request_late  # type: ignore[assignment, method-assign]
         assert "metrics" in await program.result(await program.request_step(model, 2))
+
+
+async def test_a_model_that_has_its_run_is_not_created_again(tmp_path: Path) -> None:
+    runs = ScriptedRuns(seconds=1.0)
+    async with gateway(tmp_path, runs) as program:
+        request = await program.request_model()
+        await trio.sleep(0.5)
+    RequestStore(tmp_path).set_job("s:train:0", b"j" * 32)
+    async with gateway(tmp_path, runs) as program:
+        assert (await program.result(request))["model_id"] == "s:train:0"
+    assert runs.opened == 0
+
+
+async def test_the_runs_of_no_model_are_ended_when_a_model_gets_a_run(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as program:
+        await program.create_model(0)
+        await program.create_model(1)
+        first, second = (number.to_bytes(32, "big") for number in (1, 2))
+        assert program.runs.claimed == [{first}, {first, second}]
 
 
 # Keys ----------------------------------------------------------------------------------------------------------------
