@@ -19,7 +19,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from clients.gateway.http_routes import PREFIX, ROUTES
-from clients.ledger.clients_module import OBJECTIVE
+from clients.ledger.clients_module import OBJECTIVE, ClientsState
 from clients.objective import ClientObjective
 from demo.demo_peers import DemoPeer, PeerDisk
 from demo.network_demo import last_line
@@ -48,6 +48,7 @@ from scenarios.lying_gateway import ATTACKS
 from scenarios.network import SMALL_JOB, Network
 from scenarios.rlhf import based
 from scenarios.trials import COUNT, WIDTH, Attempt, Trial, arguments, conduct_apart
+from storage.ledger_store import StoredRound
 from training.api.job_notes import rejections_text
 from training.data.default_text import default_text
 from training.job_spec import JobSpec
@@ -77,6 +78,7 @@ LOSS_DIFFERENCE_MAX: Final = 1e-5  # relative, before the first step
 TUNED_DIFFERENCE_MAX: Final = 1e-3  # relative, after the last step
 ADAM: Final = {"learning_rate": 2e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12, "weight_decay": 0.01, "grad_clip_norm": 100.0}
 LIED_STEPS: Final = 3  # of each kind of lie
+LOST: Final = "410 to POST /retrieve_future"
 DOWN_SECONDS_MAX: Final = 1.0
 STEP_SECONDS_MAX: Final = 120.0  # for a step of a second, and for the SDK's pauses after a broken connection, of up to 30 s
 TRIAL_SECONDS_MAX: Final = 900.0
@@ -126,6 +128,11 @@ class Program:
     @property
     def steps(self) -> int:
         return len(self.of("step"))
+
+    @property
+    def unfinished_models(self) -> int:
+        """Number of models whose runs go on when the program ends. Only newer SDKs end their sessions."""
+        return 0 if self.sdk == SDKS[0] else len({line["model"] for line in self.of("created")})
 
     async def until_printed(self, event: str, number: int = 1) -> None:
         """Wait until the program has printed `number` of these events. Raises `trio.TooSlowError` if it takes too long."""
@@ -186,7 +193,7 @@ class Tuning:
         with closing(PeerDisk(peers.honest[0].directory)) as disk:
             base = disk.model(bytes.fromhex(plan["base"]))
             local = LocalTuning(disk.spec(plan["base"]), base, disk.spec(run), bytes.fromhex(run))
-        first, last = program.of("forward")
+        (first,), (last,) = program.of("first"), program.of("last")
         of_base = local.base_logprobs(plan["texts"])
         trial.require(first["logprobs"] == of_base.tolist(), "before the first step the log-probabilities are not the base's")
         trial.require(first["loss"] == -float(of_base.double().sum()), "before the first step the loss is not the base's")
@@ -312,6 +319,7 @@ class Tuning:
             async with recording as recorder:
                 url = f"http://127.0.0.1:{recorder.port}{PREFIX}"
                 yield program, recorder, {"base_url": url, "key": KEY, "base": base, "rank": RANK, "adam": ADAM}
+            await network.holds(partial(has_ended, peers.peers[0], program.unfinished_models), SETTLED_SECONDS_MAX)
             await settle(peers)
             trial.require((await view(gateway, base)).model_root == before.model_root, "the base has changed")
         trial.figures["steps"] = program.steps
@@ -342,6 +350,12 @@ async def settle(peers: Network) -> None:
         return len({await peers.height(peer) for peer in peers.peers}) == 1
 
     await network.holds(equal, SETTLED_SECONDS_MAX)
+
+
+async def has_ended(gateway: DemoPeer, unfinished: int) -> bool:
+    """Return whether no more than this number of runs goes on. A session's end is decided after its program has ended."""
+    views = [view for view in await gateway.client.jobs() if view.objective == OBJECTIVE]
+    return sum(view.state != "finished" for view in views) <= unfinished
 
 
 async def run_ids(peers: Network) -> set[str]:
@@ -428,6 +442,8 @@ def judge_calls(trial: Trial, exchanges: Sequence[Exchange], *, is_killed: bool 
         table.add_row(call, str(count), ", ".join(f"{status}: {times}" for status, times in statuses.items()), str(retries))
     Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
     refused = Counter(f"{each.status} to {each.call}" for each in exchanges if each.status >= 400)
+    if is_killed:  # Samples are lost with the gateway, and the SDK requests them again. A lost step would end the program.
+        refused.pop(LOST, None)
     trial.problems += [f"{count} × {what}" for what, count in refused.items()]
     broken = sum(exchange.status == 0 for exchange in exchanges)
     retries = sum(exchange.retry > 0 for exchange in exchanges)
@@ -446,27 +462,31 @@ def judge_runs(trial: Trial, peers: Network, program: Program, were_down: Set[st
 
     A peer that was down may lack rounds, since it continues from a snapshot.
     """
-    last, runs = set[tuple[bytes, bytes]](), len(program.of("created"))
-    with ExitStack() as opened:
-        disks = {peer.name: opened.enter_context(closing(PeerDisk(peer.directory))) for peer in peers.peers}
-        roots = {name: disk.model_roots() for name, disk in disks.items()}
-        for name, disk in disks.items():
+    closed, last = dict[str, dict[tuple[bytes, int], StoredRound]](), set[tuple[bytes, bytes]]()
+    for peer in peers.peers:
+        with closing(PeerDisk(peer.directory)) as disk:
             mine = runs_of(disk)
-            trial.require(len(mine) == runs, f"{name} has {len(mine)} runs instead of {runs}")
-            accepted = sum(sum(job.accepted.values()) for job in mine.values())
-            problem = f"{name}: {accepted} accepted updates, and the program knows {program.steps} steps"
-            trial.require(accepted == program.steps, problem)
-            for key, job in mine.items():
-                missing = [number for number in range(job.round) if (key.hex(), number) not in roots[name]]
-                trial.require(not missing or name in were_down, f"{name} lacks the roots of the rounds {missing}")
-                last.add((key, job.model_root))
-    trial.require(len(last) <= runs, "the peers have different models in the end")
-    rounds = sorted(closed for closed in set().union(*roots.values()) if bytes.fromhex(closed[0]) in dict(last))
-    for closed in rounds:
-        is_equal = len({of[closed] for of in roots.values() if closed in of}) == 1
-        trial.require(is_equal, f"the peers have different models after round {closed[1]} of {closed[0][:8]}")
-    everywhere = sum(all(closed in of for of in roots.values()) for closed in rounds)
-    trial.figures["rounds on all disks"] = f"{everywhere} of {len(rounds)}"
+            unfinished = sum(not run.is_over for run in disk.state.module_state(ClientsState).runs.values())
+            closed[peer.name] = {(round.job, round.round): round for round in disk.closed_rounds() if round.brief}
+        last |= {(key, job.model_root) for key, job in mine.items()}
+        problem = f"{peer.name} has {unfinished} unfinished runs instead of {program.unfinished_models}"
+        trial.require(unfinished == program.unfinished_models, problem)
+        if not were_down:  # A killed gateway may open a run twice, and ends one of them.
+            created = len(program.of("created"))
+            trial.require(len(mine) == created, f"{peer.name} has {len(mine)} runs instead of {created}")
+        accepted = sum(round.stepped for round in closed[peer.name].values())
+        problem = f"{peer.name}: {accepted} accepted updates, and the program knows {program.steps} steps"
+        trial.require(accepted == program.steps or peer.name in were_down, problem)
+    trial.require(len(last) == len({key for key, _ in last}), "the peers have different models in the end")
+    rounds = sorted(set().union(*closed.values()))
+    for of in rounds:
+        roots = {there[of].model_root for there in closed.values() if of in there}
+        trial.require(len(roots) == 1, f"the peers have different models after round {of[1]} of {of[0].hex()[:8]}")
+    for name, there in closed.items():
+        trial.require(len(there) == len(rounds) or name in were_down, f"{name} has {len(there)} of {len(rounds)} rounds")
+    trial.figures["rounds on all disks"] = (
+        f"{sum(all(of in there for there in closed.values()) for of in rounds)} of {len(rounds)}"
+    )
 
 
 # Texts ---------------------------------------------------------------------------------------------------------------

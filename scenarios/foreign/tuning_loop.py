@@ -50,8 +50,14 @@ def examples(texts: Texts) -> list[types.Datum]:
 
 def open_model(service: Any, plan: Plan) -> Any:
     model = service.create_lora_training_client(plan["base"], rank=plan.get("rank", RANK), seed=SEED)
-    tell("created", name=model.get_info().model_data.model_name)
+    tell_created(model)
     return model
+
+
+def tell_created(model: Any) -> None:
+    """Tell that a model has a new run."""
+    info = model.get_info()
+    tell("created", model=info.model_id, name=info.model_data.model_name)
 
 
 def adam(plan: Plan) -> Any:
@@ -62,11 +68,11 @@ def logprobs(result: Any) -> list[list[float]]:
     return [list(output["logprobs"].data) for output in result.loss_fn_outputs]
 
 
-def tell_forward(model: Any, plan: Plan, of: str) -> float:
+def tell_forward(model: Any, plan: Plan, of: str, event: str = "forward") -> float:
     """Tell the log-probabilities of all texts, and return their loss."""
     found = model.forward(examples(plan["texts"]), "cross_entropy").result(RESULT_SECONDS_MAX)
     loss: float = found.metrics["loss:sum"]
-    tell("forward", of=of, loss=loss, logprobs=logprobs(found))
+    tell(event, of=of, loss=loss, logprobs=logprobs(found))
     return loss
 
 
@@ -124,16 +130,16 @@ def use_checkpoints(service: Any, model: Any, plan: Plan, numbers: Iterator[int]
 
     next_loss(model, "unsaved")
     with_moments = wait(service.create_training_client_from_state_with_optimizer(path))
-    tell("created", name=with_moments.get_info().model_data.model_name)
+    tell_created(with_moments)
     without = wait(service.create_training_client_from_state(path))
-    tell("created", name=without.get_info().model_data.model_name)
+    tell_created(without)
     next_loss(with_moments, "new client with moments")
     next_loss(without, "new client without moments")
     wait(model.load_state_with_optimizer(path))
-    tell("created", name=model.get_info().model_data.model_name)
+    tell_created(model)
     next_loss(model, "same client with moments")
     wait(model.load_state(path))
-    tell("created", name=model.get_info().model_data.model_name)
+    tell_created(model)
     next_loss(model, "same client without moments")
 
     samplers = {
@@ -201,10 +207,10 @@ def mean_square(data: Any, logprobs: Any) -> tuple[Any, dict[str, float]]:
 def run_beside_torch(service: Any, plan: Plan) -> None:
     """Tell the log-probabilities before and after some steps, which another loop repeats."""
     model = open_model(service, plan)
-    tell_forward(model, plan, "first")
+    tell_forward(model, plan, "no step", "first")
     for number in range(plan["steps"]):
         take_step(model, plan, number, plan["texts"])
-    tell_forward(model, plan, "last")
+    tell_forward(model, plan, "all steps", "last")
 
 
 def run_refused(service: Any, plan: Plan) -> None:
@@ -245,12 +251,16 @@ def run_pipelined(service: Any, plan: Plan) -> None:
 
 
 def run_until_told(service: Any, plan: Plan) -> None:
-    """Take steps until the file `stop` exists."""
+    """Take steps until the file `stop` exists. After every second one, continue from a checkpoint, and draw samples."""
     model, stop = open_model(service, plan), Path(plan["stop"])
     for number in count():
         if stop.exists():
             return
         take_step(model, plan, number, plan["texts"])
+        if number % 2:
+            wait(model.load_state_with_optimizer(wait(model.save_state("last", overwrite=True)).path))
+            tell_created(model)
+            tell_samples(wait(model.save_weights_and_get_sampling_client()), plan, "last")
 
 
 LOOPS: dict[str, Callable[[Any, Plan], None]] = {
