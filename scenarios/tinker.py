@@ -19,12 +19,12 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from random import Random
+from random import Random, choice
 from statistics import median
 from subprocess import PIPE
 from typing import Any, Final
@@ -79,9 +79,10 @@ TUNED_DIFFERENCE_MAX: Final = 1e-3  # relative, after the last step
 ADAM: Final = {"learning_rate": 2e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12, "weight_decay": 0.01, "grad_clip_norm": 100.0}
 LIED_STEPS: Final = 3  # of each kind of lie
 LOST: Final = "410 to POST /retrieve_future"
+PORTS: Final = range(20_000, 32_000)  # below those that systems give to outgoing connections
 DOWN_SECONDS_MAX: Final = 1.0
 STEP_SECONDS_MAX: Final = 120.0  # for a step of a second, and for the SDK's pauses after a broken connection, of up to 30 s
-TRIAL_SECONDS_MAX: Final = 900.0
+TRIAL_SECONDS_MAX: Final = 2_400.0  # for 30 kills, after each of which a busy machine needs up to a minute
 SETTLED_SECONDS_MAX: Final = 30.0
 
 
@@ -161,6 +162,8 @@ class Tuning:
     _were_down: set[str] = field(default_factory=set)  # names of killed peers
 
     def serve(self, peer: DemoPeer) -> None:
+        """Set the start options of a peer. Peers listen at the same ports after a restart."""
+        peer.address = f"127.0.0.1:{free_port()}"
         if peer.number == 0:
             peer.serves = ("--web-listen", f"127.0.0.1:{self.port}")
 
@@ -506,10 +509,11 @@ def short_texts(random: Random) -> list[list[int]]:
 
 
 def free_port() -> int:
-    """Return a port of loopback. If another program takes it meanwhile, the gateway serves no pages."""
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port: int = held.getsockname()[1]
-        return port
+    """Return a port of loopback where nobody listens, and that no outgoing connection takes until a killed peer is back."""
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port := choice(PORTS)))
+            return port
 
 
 async def run(options: argparse.Namespace) -> int:
