@@ -237,10 +237,13 @@ class Tuning:
             async with trio.open_nursery() as nursery:
                 await nursery.start(program.run, plan)
                 await program.until_printed("step", 3)
+                began = trio.current_time()
+                await program.until_printed("step", 7)
+                cycle = (trio.current_time() - began) / 2  # two steps and a checkpoint
                 usual = median(step["seconds"] for step in program.of("step"))
                 waits = list[float]()
                 for _ in range(self.options.trials):
-                    await trio.sleep(self.random.uniform(0, 1.5 * usual))
+                    await trio.sleep(self.random.uniform(0, cycle))
                     waits.append(-trio.current_time())
                     known = program.steps
                     self._kill(peers, gateway)
