@@ -133,7 +133,7 @@ class Program:
     @property
     def unfinished_models(self) -> int:
         """Number of models whose runs go on when the program ends. Only newer SDKs end their sessions."""
-        return 0 if self.sdk == SDKS[0] else len({line["model"] for line in self.of("created")})
+        return 0 if self.sdk == SDKS[0] else len(self.of("created"))
 
     async def until_printed(self, event: str, number: int = 1) -> None:
         """Wait until the program has printed `number` of these events. Raises `trio.TooSlowError` if it takes too long."""
@@ -478,7 +478,7 @@ def judge_runs(trial: Trial, peers: Network, program: Program, were_down: Set[st
         problem = f"{peer.name} has {unfinished} unfinished runs instead of {program.unfinished_models}"
         trial.require(unfinished == program.unfinished_models, problem)
         if not were_down:  # A killed gateway may open a run twice, and ends one of them.
-            created = len(program.of("created"))
+            created = len(program.of("created")) + len(program.of("loaded"))
             trial.require(len(mine) == created, f"{peer.name} has {len(mine)} runs instead of {created}")
         accepted = sum(round.stepped for round in closed[peer.name].values())
         problem = f"{peer.name}: {accepted} accepted updates, and the program knows {program.steps} steps"

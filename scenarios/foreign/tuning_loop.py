@@ -50,14 +50,8 @@ def examples(texts: Texts) -> list[types.Datum]:
 
 def open_model(service: Any, plan: Plan) -> Any:
     model = service.create_lora_training_client(plan["base"], rank=plan.get("rank", RANK), seed=SEED)
-    tell_created(model)
+    tell("created", name=model.get_info().model_data.model_name)
     return model
-
-
-def tell_created(model: Any) -> None:
-    """Tell that a model has a new run."""
-    info = model.get_info()
-    tell("created", model=info.model_id, name=info.model_data.model_name)
 
 
 def adam(plan: Plan) -> Any:
@@ -130,16 +124,16 @@ def use_checkpoints(service: Any, model: Any, plan: Plan, numbers: Iterator[int]
 
     next_loss(model, "unsaved")
     with_moments = wait(service.create_training_client_from_state_with_optimizer(path))
-    tell_created(with_moments)
+    tell("created", name=with_moments.get_info().model_data.model_name)
     without = wait(service.create_training_client_from_state(path))
-    tell_created(without)
+    tell("created", name=without.get_info().model_data.model_name)
     next_loss(with_moments, "new client with moments")
     next_loss(without, "new client without moments")
     wait(model.load_state_with_optimizer(path))
-    tell_created(model)
+    tell("loaded")
     next_loss(model, "same client with moments")
     wait(model.load_state(path))
-    tell_created(model)
+    tell("loaded")
     next_loss(model, "same client without moments")
 
     samplers = {
@@ -259,7 +253,7 @@ def run_until_told(service: Any, plan: Plan) -> None:
         take_step(model, plan, number, plan["texts"])
         if number % 2:
             wait(model.load_state_with_optimizer(wait(model.save_state("last", overwrite=True)).path))
-            tell_created(model)
+            tell("loaded")
             tell_samples(wait(model.save_weights_and_get_sampling_client()), plan, "last")
 
 

@@ -21,8 +21,9 @@ from clients.ledger.clients_module import (
     trainers_in_order,
 )
 from clients.records import OptimizerStep, StepBrief
+from ledger import jobs
 from ledger.core.module import BlockContext, DecodedTransaction, Module, StateChange, StateReader
-from ledger.jobs import INVALID_UPDATES_MAX, UNTRAINED_KEPT_MAX, Job, JobHold, JobPhase, JobsModule, StartJob, StopJob, job_id
+from ledger.jobs import UNTRAINED_KEPT_MAX, Job, JobHold, JobPhase, JobsModule, StartJob, StopJob, job_id
 from ledger.snapshots.snapshot_server import models_in_state
 from protocol import codec
 from protocol.codec import Digest
@@ -199,11 +200,11 @@ def test_each_trainer_has_one_attempt_also_if_one_is_suspended_or_gets_another_k
     monkeypatch.setitem(BY_KEY, new.public, new)
     world = Clients(4, 4)
     key = world.open()
-    for number in range(INVALID_UPDATES_MAX - 1):
+    for number in range(jobs.INVALID_UPDATES_MAX - 1):
         world.request(key, number)
         world.close(key, REPLAY)
         world.close(key, ACCEPT)
-    world.request(key, INVALID_UPDATES_MAX - 1)
+    world.request(key, jobs.INVALID_UPDATES_MAX - 1)
     asked = list[bytes]()
     while world.run(key).open_step is not None:
         (trainer,) = world.job(key).trainers
@@ -212,7 +213,7 @@ def test_each_trainer_has_one_attempt_also_if_one_is_suspended_or_gets_another_k
         if rotates and len(asked) == 2:
             world.decide(world.rotation(BY_KEY[trainer], new))
     assert OWNER.public in world.job(key).suspended_trainers
-    assert len(asked) == len(set(asked)) == 4 and world.run(key).next_step == INVALID_UPDATES_MAX
+    assert len(asked) == len(set(asked)) == 4 and world.run(key).next_step == jobs.INVALID_UPDATES_MAX
 
 
 def test_the_second_trainer_s_update_ends_the_step(world: Clients) -> None:
