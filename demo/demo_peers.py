@@ -24,7 +24,7 @@ from protocol.api import BULK_TRAFFIC_KINDS, PeerApi, StatsView
 from protocol.errors import FolkmootError
 from protocol.identity import Identity
 from protocol.messages import Judgement, Vouch
-from storage.ledger_store import LedgerStore
+from storage.ledger_store import LedgerStore, StoredRound
 from training.corpus import DataManifest, text_path
 from training.job_spec import JobSpec
 from training.model_store import JobModelStore, round_directory
@@ -159,7 +159,11 @@ class PeerDisk:
         return {height: root.hex() for height, root in self._store.state_roots().items()}
 
     def model_roots(self) -> dict[tuple[str, int], str]:
-        return {(item.job.hex(), item.round): item.model_root.hex() for item in self._store.closed_rounds(1_000_000)}
+        return {(item.job.hex(), item.round): item.model_root.hex() for item in self.closed_rounds()}
+
+    def closed_rounds(self) -> list[StoredRound]:
+        """Return the closed rounds of all jobs, also of those that the state has deleted."""
+        return self._store.closed_rounds(1_000_000)
 
     def job(self, job: str) -> Job:
         return self.state.jobs.jobs[bytes.fromhex(job)]

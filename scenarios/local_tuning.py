@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from clients.objective import A_SUFFIX, B_SUFFIX, SCALE, adapted_matrices
 from training.engines.pytorch.model import GPT
+from training.formats.huggingface_model import open_huggingface_model
 from training.job_spec import JobSpec
 from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import layout_of
@@ -42,6 +46,16 @@ class LocalTuning:
     @torch.no_grad()
     def logprobs(self, texts: Texts) -> Tensor:
         return self._pass(texts)
+
+    @torch.no_grad()
+    def folder_logprobs(self, folder: Path, texts: Texts) -> Tensor:
+        """Return the log-probabilities of a model in a folder of `peer model`."""
+        found = open_huggingface_model(folder, as_bytes=True)
+        gpt = GPT(JobSpec(name="merged", model=found.model))
+        values = BytesIO()
+        found.write_parameters(gpt.job, values)
+        gpt.load_parameters(np.frombuffer(values.getvalue(), dtype=np.float32))
+        return _logprobs(gpt, texts)
 
     def take_step(self, texts: Texts, adam: Mapping[str, float]) -> None:
         if self._optimizer is None:

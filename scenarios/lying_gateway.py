@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import trio
 
 from clients.ledger.clients_module import OBJECTIVE
-from clients.records import StepDeclaration
+from clients.records import BODY_BYTES_MAX, ListedBody, Manifest, RequestBody, StepBrief, StepDeclaration
 from demo.lying_trainer import Liar, decode_update, encode_update
 from peer.cli import build_parser
 from peer.commands import local_commands
@@ -19,9 +22,8 @@ from peer.commands.command_line_parser import settings_from_options
 from peer.daemon.daemon import ParticipantContext
 from peer.roles.trainer import Trainer
 from protocol import codec
-from training.replicated.tensor_layout import Float32Array
-from training.round_context import OpenRoundContext
-from training.worker_protocol import ProposeReply, ProposeRequest
+from training.round_context import OpenRoundContext, RoundContext
+from training.worker_protocol import BriefFiles, ProposeReply, ProposeRequest, WorkerRequest
 
 LOSS_LIE: Final = 10_000  # millionths
 RATE_LIE: Final = 2.0  # factor
@@ -31,25 +33,47 @@ ATTACKS: Final = {"flipped-sum": "replay", "other-rate": "replay", "other-loss":
 
 class LyingGateway(Liar):
     check_proposal, reexecute, replay = Trainer.check_proposal, Trainer.reexecute, Trainer.replay
-    _earlier: Float32Array | None = None
+
+    async def ask_worker(self, round: RoundContext, request: WorkerRequest[Any]) -> Any:
+        done = await super().ask_worker(round, request)
+        if not isinstance(request, ProposeRequest) or self.attack != "other-batch" or round.spec.objective != OBJECTIVE:
+            return done
+        # The declaration is that of the true batch, so re-execution of the update alone finds the lie.
+        brief = await trio.to_thread.run_sync(make_other_batch, request.brief, self.text_folder)
+        other = await super().ask_worker(round, replace(request, brief=brief))
+        return replace(other, declaration=done.declaration)
 
     def _corrupt(
         self, round: OpenRoundContext, request: ProposeRequest, done: ProposeReply
     ) -> tuple[ProposeRequest, ProposeReply]:
-        if round.spec.objective != OBJECTIVE:
+        if round.spec.objective != OBJECTIVE or self.attack == "other-batch":
             return request, done
         if self.attack == "other-loss":
             said = codec.decode(StepDeclaration, done.declaration)
             return request, replace(done, declaration=codec.encode(replace(said, loss=said.loss + LOSS_LIE)))
         gradient = decode_update(round, Path(request.payload_out), Path(request.buffer_out))
-        match self.attack:
-            case "flipped-sum":
-                gradient = -gradient
-            case "other-rate":
-                gradient = gradient * gradient.dtype.type(RATE_LIE)
-            case "other-batch":  # that of the step before, which had another model
-                gradient, self._earlier = gradient[::-1].copy() if self._earlier is None else self._earlier, gradient
-        return request, encode_update(round, request, done, gradient)
+        # A proposal has no rate: all peers apply that of the ledger. A larger gradient is all that its trainer can propose.
+        lie = {"flipped-sum": -1.0, "other-rate": RATE_LIE}[self.attack]
+        return request, encode_update(round, request, done, gradient * gradient.dtype.type(lie))
+
+
+def make_other_batch(brief: BriefFiles, folder: Path) -> BriefFiles:
+    """Return a brief with as many tokens, in whose first request each token is to predict itself."""
+    step = codec.decode(StepBrief, brief.encoded)
+    first, *rest = codec.decode(Manifest, Path(brief.files[step.manifest]).read_bytes()).bodies
+    body = codec.decode(RequestBody, Path(brief.files[first.digest]).read_bytes(), BODY_BYTES_MAX)
+    examples = tuple(replace(example, targets=example.tokens) for example in body.examples)
+    data = codec.encode(replace(body, examples=examples))
+    digest, file = _stored(data, folder)
+    manifest, place = _stored(codec.encode(Manifest((ListedBody(digest, len(data)), *rest))), folder)
+    return BriefFiles(codec.encode(replace(step, manifest=manifest)), {**brief.files, digest: file, manifest: place})
+
+
+def _stored(data: bytes, folder: Path) -> tuple[bytes, str]:
+    digest = hashlib.sha256(data).digest()
+    path = folder / f"other-{digest.hex()}"
+    path.write_bytes(data)
+    return digest, str(path)
 
 
 def main(arguments: list[str]) -> int:

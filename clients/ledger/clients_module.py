@@ -153,6 +153,7 @@ class Checkpoint:
 class OpenStep:
     brief: StepBrief
     since: Count  # height of the block with the request
+    tried: Annotated[tuple[Key, ...], Length(0, ATTEMPTS_MAX)] = ()  # trainers of this step's closed rounds, in order
     attempts: Count = 0  # closed rounds of this step, which accepted nothing
     # Time of the block that opened the present round, which is known from the next block on. 0: unknown, or no round is open.
     opened_ms: Count = 0
@@ -429,7 +430,8 @@ def _since(run: ClientRun) -> int:
 def _after_round(run: ClientRun, closed: ClosedRound, trainers: int) -> ClientRun:
     """Return the run after a round of its open step. `trainers` is the number of members that may train."""
     assert run.open_step is not None, "a round opens for a step"
-    step, outcome = run.open_step, closed.outcome
+    outcome = closed.outcome
+    step = replace(run.open_step, tried=(*run.open_step.tried, *sorted({*outcome.rejected, *outcome.absent})))
     rejected = dict(run.last.rejected) if run.last is not None and run.last.step == step.brief.step else {}
     for trainer in sorted({*outcome.rejected, *outcome.absent}):
         reason = ABSENT if trainer in outcome.absent else outcome.rejection_reason(trainer)
@@ -539,10 +541,15 @@ def _own(state: ClientsState, members: MembersState, key: bytes, author: bytes, 
 def trainers_in_order(job: Job, key: bytes, run: ClientRun, members: MembersState) -> list[bytes]:
     """Return the members that may train the run's next step, in the order of their attempts.
 
-    The owner is first, if it trains. Suspended trainers are left out, unless no other is there.
+    First are those that have tried, so that their suspension takes no attempt from others. Then follows the owner, if it trains.
+    Suspended trainers are left out, unless no other is there.
     """
-    step = run.next_step
+    step, before = run.next_step, run.open_step.tried if run.open_step is not None else ()
+    tried = [members.current_key(member) for member in before]
     trains = [member for member, of in members.members.items() if TRAINER in of.roles and members.may_be_awaited(member)]
-    able = [member for member in trains if member not in job.suspended_trainers] or trains
+    able = {member for member in trains if member not in job.suspended_trainers} or {*trains}
     owner = members.current_key(run.owner)
-    return sorted(able, key=lambda member: (member != owner, hashlib.sha256(encode((key, step, member))).digest()))
+    rest = sorted(
+        able.difference(tried), key=lambda member: (member != owner, hashlib.sha256(encode((key, step, member))).digest())
+    )
+    return [*tried, *rest] if rest else [member for member in tried if member in trains]

@@ -22,6 +22,7 @@ RESULT_SECONDS_MAX = 600.0  # of a call whose future is awaited
 
 Plan = dict[str, Any]
 Texts = Sequence[Sequence[int]]
+PROMPT_TOKENS = 8
 
 
 def main() -> None:
@@ -61,6 +62,14 @@ def logprobs(result: Any) -> list[list[float]]:
     return [list(output["logprobs"].data) for output in result.loss_fn_outputs]
 
 
+def tell_forward(model: Any, plan: Plan, of: str, event: str = "forward") -> float:
+    """Tell the log-probabilities of all texts, and return their loss."""
+    found = model.forward(examples(plan["texts"]), "cross_entropy").result(RESULT_SECONDS_MAX)
+    loss: float = found.metrics["loss:sum"]
+    tell(event, of=of, loss=loss, logprobs=logprobs(found))
+    return loss
+
+
 def loss_of(future: Any) -> float:
     loss: float = future.result(RESULT_SECONDS_MAX).metrics["loss:sum"]
     return loss
@@ -80,8 +89,7 @@ def run_every_call(service: Any, plan: Plan) -> None:
     """Use each call of the SDK that the gateway serves."""
     tell("capabilities", models=[model.model_name for model in service.get_server_capabilities().supported_models])
     model, texts, numbers = open_model(service, plan), plan["texts"], count()
-    before = model.forward(examples(texts), "cross_entropy").result(RESULT_SECONDS_MAX)
-    tell("forward", loss=before.metrics["loss:sum"], lengths=list(map(len, logprobs(before))))
+    tell_forward(model, plan, "base")
     for _ in range(plan["steps"]):
         take_step(model, plan, next(numbers), texts)
     half = len(texts) // 2
@@ -101,46 +109,62 @@ def run_every_call(service: Any, plan: Plan) -> None:
     tell("custom", metrics=custom.result(RESULT_SECONDS_MAX).metrics)
     step.result(RESULT_SECONDS_MAX)
     tell("step", number=next(numbers))
-    after = model.forward(examples(texts), "cross_entropy").result(RESULT_SECONDS_MAX)
-    tell("forward", loss=after.metrics["loss:sum"], lengths=list(map(len, logprobs(after))))
+    tell_forward(model, plan, "saved")
     use_checkpoints(service, model, plan, numbers)
 
 
 def use_checkpoints(service: Any, model: Any, plan: Plan, numbers: Iterator[int]) -> None:
-    """Save a model, continue from it in three ways, draw samples of it, and delete it."""
-    texts, rest = plan["texts"], service.create_rest_client()
+    """Save a model, continue from it in five ways, draw samples of it, and delete it."""
     path = wait(model.save_state("half", ttl_seconds=86_400)).path
     for_samples = wait(model.save_weights_for_sampler("half")).path
 
-    def next_loss(model: Any) -> float:
-        take_step(model, plan, next(numbers), texts)
-        return loss_of(model.forward(examples(texts), "cross_entropy"))
+    def next_loss(model: Any, way: str) -> None:
+        take_step(model, plan, next(numbers), plan["texts"])
+        tell("continued", way=way, loss=tell_forward(model, plan, way))
 
-    wanted = next_loss(model)
-    kept = wait(service.create_training_client_from_state_with_optimizer(path))
-    tell("created", name=kept.get_info().model_data.model_name)
-    fresh = wait(service.create_training_client_from_state(path))
-    tell("created", name=fresh.get_info().model_data.model_name)
-    losses = {"wanted": wanted, "kept": next_loss(kept), "fresh": next_loss(fresh)}
+    next_loss(model, "unsaved")
+    with_moments = wait(service.create_training_client_from_state_with_optimizer(path))
+    tell("created", name=with_moments.get_info().model_data.model_name)
+    without = wait(service.create_training_client_from_state(path))
+    tell("created", name=without.get_info().model_data.model_name)
+    next_loss(with_moments, "new client with moments")
+    next_loss(without, "new client without moments")
     wait(model.load_state_with_optimizer(path))
-    tell("created", name=model.get_info().model_data.model_name)
-    tell("continued", **losses, loaded=next_loss(model))
+    tell("loaded")
+    next_loss(model, "same client with moments")
+    wait(model.load_state(path))
+    tell("loaded")
+    next_loss(model, "same client without moments")
 
-    prompt, greedy = types.ModelInput.from_ints(texts[0][:8]), types.SamplingParams(max_tokens=8, temperature=0.0)
     samplers = {
         "base": service.create_sampling_client(base_model=plan["base"]),
         "saved": service.create_sampling_client(model_path=for_samples),
-        "present": model.save_weights_and_get_sampling_client(),
+        "same client without moments": model.save_weights_and_get_sampling_client(),
     }
     for name, sampler in samplers.items():
-        drawn = wait(sampler).sample(prompt, 2, greedy, include_prompt_logprobs=True).result(RESULT_SECONDS_MAX)
-        tell(
-            "sampled",
-            of=name,
-            tokens=[list(each.tokens) for each in drawn.sequences],
-            logprobs=[list(each.logprobs) for each in drawn.sequences],
-            prompt_logprobs=list(drawn.prompt_logprobs),
-        )
+        tell_samples(wait(sampler), plan, name)
+    wait(model.save_state("half", overwrite=True))
+    use_lists(service, path, for_samples)
+
+
+def tell_samples(sampler: Any, plan: Plan, of: str) -> None:
+    prompt = types.ModelInput.from_ints(plan["texts"][0][:PROMPT_TOKENS])
+    greedy = types.SamplingParams(max_tokens=PROMPT_TOKENS, temperature=0.0)
+    drawn = sampler.sample(prompt, 2, greedy, include_prompt_logprobs=True).result(RESULT_SECONDS_MAX)
+    tell(
+        "sampled",
+        of=of,
+        tokens=[list(each.tokens) for each in drawn.sequences],
+        logprobs=[list(each.logprobs) for each in drawn.sequences],
+        prompt_logprobs=list(drawn.prompt_logprobs),
+        computed=list(sampler.compute_logprobs(prompt).result(RESULT_SECONDS_MAX)),
+    )
+
+
+def use_lists(service: Any, path: str, for_samples: str) -> None:
+    """List all that the program has made, and delete a checkpoint."""
+    rest = service.create_rest_client()
+    described = rest.get_weights_info_by_tinker_path(path).result(RESULT_SECONDS_MAX)
     run = rest.get_training_run_by_tinker_path(path).result(RESULT_SECONDS_MAX).training_run_id
     rest.set_checkpoint_ttl_from_tinker_path(path, None).result(RESULT_SECONDS_MAX)
     listed = rest.list_checkpoints(run).result(RESULT_SECONDS_MAX).checkpoints
@@ -148,7 +172,17 @@ def use_checkpoints(service: Any, model: Any, plan: Plan, numbers: Iterator[int]
     left = rest.list_user_checkpoints().result(RESULT_SECONDS_MAX).checkpoints
     tell("checkpoints", listed=sorted(each.tinker_path for each in listed), left=[each.tinker_path for each in left])
     runs, sessions = rest.list_training_runs().result(RESULT_SECONDS_MAX), rest.list_sessions().result(RESULT_SECONDS_MAX)
-    tell("listed", runs=len(runs.training_runs), sessions=len(sessions.sessions), paths=[path, for_samples])
+    session = rest.get_session(sessions.sessions[0]).result(RESULT_SECONDS_MAX)
+    bases = [rest.get_sampler(each).result(RESULT_SECONDS_MAX).base_model for each in session.sampler_ids]
+    tell(
+        "listed",
+        paths=[path, for_samples],
+        runs=sorted(each.training_run_id for each in runs.training_runs),
+        runs_of_session=sorted(session.training_run_ids),
+        sessions=len(sessions.sessions),
+        bases=[described.base_model, *bases],
+        rank=described.lora_rank,
+    )
 
 
 def wait(future: Any) -> Any:
@@ -166,13 +200,28 @@ def mean_square(data: Any, logprobs: Any) -> tuple[Any, dict[str, float]]:
 
 def run_beside_torch(service: Any, plan: Plan) -> None:
     """Tell the log-probabilities before and after some steps, which another loop repeats."""
-    model, texts = open_model(service, plan), plan["texts"]
-    first = model.forward(examples(texts), "cross_entropy").result(RESULT_SECONDS_MAX)
-    tell("first", loss=first.metrics["loss:sum"], logprobs=logprobs(first))
+    model = open_model(service, plan)
+    tell_forward(model, plan, "no step", "first")
     for number in range(plan["steps"]):
-        take_step(model, plan, number, texts)
-    last = model.forward(examples(texts), "cross_entropy").result(RESULT_SECONDS_MAX)
-    tell("last", loss=last.metrics["loss:sum"], logprobs=logprobs(last))
+        take_step(model, plan, number, plan["texts"])
+    tell_forward(model, plan, "all steps", "last")
+
+
+def run_refused(service: Any, plan: Plan) -> None:
+    """Take a step for which all trainers lie. After the file `go` exists, take others."""
+    model, go = open_model(service, plan), Path(plan["go"])
+    tell_forward(model, plan, "before")
+    try:
+        take_step(model, plan, 0, plan["texts"])
+    except tinker.RequestFailedError as error:
+        tell_forward(model, plan, "after")
+        tell("refused", message=error.message, category=error.category)
+    else:
+        raise SystemExit("the network has accepted the step of a liar")
+    while not go.exists():
+        time.sleep(STOP_POLL_SECONDS)
+    for number in range(plan["steps"]):
+        take_step(model, plan, number, plan["texts"])
 
 
 def run_pipelined(service: Any, plan: Plan) -> None:
@@ -196,12 +245,16 @@ def run_pipelined(service: Any, plan: Plan) -> None:
 
 
 def run_until_told(service: Any, plan: Plan) -> None:
-    """Take steps until the file `stop` exists."""
+    """Take steps until the file `stop` exists. After every second one, continue from a checkpoint, and draw samples."""
     model, stop = open_model(service, plan), Path(plan["stop"])
     for number in count():
         if stop.exists():
             return
         take_step(model, plan, number, plan["texts"])
+        if number % 2:
+            wait(model.load_state_with_optimizer(wait(model.save_state("last", overwrite=True)).path))
+            tell("loaded")
+            tell_samples(wait(model.save_weights_and_get_sampling_client()), plan, "last")
 
 
 def run_idle(service: Any, plan: Plan) -> None:
@@ -215,6 +268,7 @@ def run_idle(service: Any, plan: Plan) -> None:
 LOOPS: dict[str, Callable[[Any, Plan], None]] = {
     "every-call": run_every_call,
     "beside-torch": run_beside_torch,
+    "refused": run_refused,
     "pipelined": run_pipelined,
     "until-told": run_until_told,
     "idle": run_idle,

@@ -28,6 +28,7 @@ from clients.ledger.clients_module import (
     trainers_in_order,
 )
 from clients.records import OptimizerStep, StepBrief
+from ledger import jobs
 from ledger.core.genesis import TRAINER
 from ledger.core.module import BlockContext, DecodedTransaction, Module, StateChange, StateReader
 from ledger.core.voted_limit import VotedLimit
@@ -247,6 +248,30 @@ def test_a_step_that_is_refused_goes_to_another_trainer_and_the_model_stays(worl
     assert not world.job(key).refused_rounds
     world.request(key, 1)
     assert world.open_jobs() == {key}
+
+
+@pytest.mark.parametrize("rotates", [False, True])
+def test_each_trainer_has_one_attempt_also_if_one_is_suspended_or_gets_another_key_meanwhile(
+    rotates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = FastSigner("new key of a trainer that has tried")
+    monkeypatch.setitem(BY_KEY, new.public, new)
+    world = Clients(4, 4)
+    key = world.open()
+    for number in range(jobs.INVALID_UPDATES_MAX - 1):
+        world.request(key, number)
+        world.close(key, REPLAY)
+        world.close(key, ACCEPT)
+    world.request(key, jobs.INVALID_UPDATES_MAX - 1)
+    asked = list[bytes]()
+    while world.run(key).open_step is not None:
+        (trainer,) = world.job(key).trainers
+        asked.append(trainer)
+        world.close(key, REPLAY)
+        if rotates and len(asked) == 2:
+            world.decide(world.rotation(BY_KEY[trainer], new))
+    assert OWNER.public in world.job(key).suspended_trainers
+    assert len(asked) == len(set(asked)) == 4 and world.run(key).next_step == jobs.INVALID_UPDATES_MAX
 
 
 def test_the_second_trainer_s_update_ends_the_step(world: Clients) -> None:

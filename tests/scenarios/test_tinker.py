@@ -1,4 +1,4 @@
-"""The scenario of programs with the SDK `tinker`: its proxy, its verdict on calls, and the imports of its program."""
+"""The scenario of programs with the SDK `tinker`: its proxy, its verdicts, its liar, and the imports of its program."""
 
 from __future__ import annotations
 
@@ -6,15 +6,24 @@ import argparse
 import ast
 import sys
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import trio
 
+from clients.gateway.http_routes import ROUTES
+from clients.pytorch.engine import read_bodies
+from clients.records import ListedBody, Manifest, OptimizerStep, RequestBody, StepBrief
+from protocol import codec
 from protocol.errors import UserError
 from scenarios import tinker
 from scenarios.http_recorder import Exchange, running_recorder
+from scenarios.lying_gateway import make_other_batch
 from scenarios.trials import Trial
+from tests.clients.runs import MODEL, body
+from training.objectives.objective import Brief
+from training.worker_protocol import BriefFiles
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
@@ -69,6 +78,66 @@ def test_refused_calls_are_problems(exchange: Exchange, is_killed: bool, problem
     trial = Trial("planted")
     tinker.judge_calls(trial, [Exchange("POST /get_info", 200, 0), exchange], is_killed=is_killed)
     assert trial.problems == problems
+
+
+@pytest.mark.parametrize("sdk", tinker.SDKS)
+def test_a_route_that_the_program_did_not_call_is_a_problem(sdk: str) -> None:
+    def problems(calls: list[str]) -> list[str]:
+        tinker.judge_completeness(trial := Trial("planted"), [Exchange(call, 200, 0) for call in calls], sdk)
+        return trial.problems
+
+    calls = [f"{route.method} {tinker.PLACEHOLDER.sub('{id}', route.path.removeprefix(BASE))}" for route in ROUTES.routes]
+    usual = [call for call in calls if not call.endswith(("/healthz", "/cancel_future"))]
+    if sdk == "0.25.0":
+        usual.remove("POST /sessions/{id}/finish")
+    assert problems(usual) == []
+    usual.remove("PUT /training_runs/{id}/checkpoints/{id}/{id}/ttl")
+    usual.remove("GET /checkpoints")
+    path = "/training_runs/{run_id}/checkpoints/{kind}/{name}/ttl"
+    assert problems([*usual, "POST /cancel_future"]) == [
+        "/cancel_future was called",
+        f"{path} was not called",
+        "/checkpoints was not called",
+    ]
+
+
+def forward(of: str, logprob: float) -> dict[str, object]:
+    return {"event": "forward", "of": of, "logprobs": [[logprob, -2.0, -9.0]]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problems"),
+    [
+        ({}, []),
+        ({"prompt_logprobs": [None, -1.001, -2.0], "computed": [None, -1.001, -2.0]}, ["a log-probability differs by 1.0e-03"]),
+        ({"computed": [None, -1.0, -2.5]}, ["other scores"]),
+        ({"tokens": [[1], [2]]}, ["samples without temperature differ"]),
+    ],
+)
+def test_samples_of_another_model_are_a_problem(changes: dict[str, object], problems: list[str]) -> None:
+    scores = [None, -1.0, -2.0]
+    sampled = {"event": "sampled", "of": "base", "tokens": [[1], [1]], "prompt_logprobs": scores, "computed": scores}
+    program = tinker.Program("0.38.0", Path(), [forward("saved", -5.0), sampled | changes])
+    tinker.judge_samples(trial := Trial("planted"), program, {"base": forward("base", -1.0)})
+    assert trial.problems == [f"sampler base: {problem}" for problem in problems]
+
+
+def test_the_other_batch_of_a_lying_gateway_has_as_many_tokens_and_other_targets(tmp_path: Path) -> None:
+    bodies = [codec.encode(body(seed=seed)) for seed in range(2)]
+    files = dict[bytes, str]()
+    for data in (*bodies, codec.encode(Manifest(tuple(ListedBody(sha256(each).digest(), len(each)) for each in bodies)))):
+        (path := tmp_path / sha256(data).hexdigest()).write_bytes(data)
+        files[manifest := sha256(data).digest()] = str(path)
+    tokens = sum(codec.decode(RequestBody, data).tokens for data in bodies)
+    optimizer = OptimizerStep(1e-3, 0.9, 0.95, 1e-12, 0.0, 0.0)
+    brief = BriefFiles(codec.encode(StepBrief(3, manifest, tokens, optimizer)), files)
+
+    def read(of: BriefFiles) -> list[RequestBody]:
+        paths = {digest: Path(path) for digest, path in of.files.items()}
+        return read_bodies(Brief(of.encoded, paths), MODEL.context, MODEL.vocabulary)
+
+    (first, second), (other, same) = read(brief), read(make_other_batch(brief, tmp_path))
+    assert same == second and other.tokens == first.tokens and other != first
 
 
 async def test_a_missing_sdk_ends_the_scenario_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
