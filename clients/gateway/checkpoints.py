@@ -21,6 +21,7 @@ SCHEME: Final = "tinker://"
 WEIGHTS, SAMPLER_WEIGHTS = "weights", "sampler_weights"  # kinds of checkpoints: to continue from, and to sample from
 # The SDK puts names into URLs as they are, where "." and ".." are parts of a relative path.
 NAME: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,48}")
+PATH_CHARACTERS_MAX: Final = 200  # a session and a number, a kind and a name have less than 150
 TTL_SECONDS_MAX: Final = 10 * 366 * 86_400  # ten years, as in the SDK
 EXPIRED_MS: Final = 1  # an expiry in the past, which deletes a checkpoint
 
@@ -54,7 +55,7 @@ class Checkpoints:
         """Return a checkpoint of this owner. Raises `UserError` if there is none, or it has expired."""
         found = await trio.to_thread.run_sync(self._store.find_checkpoint, path)
         if found is None or found.owner != owner or found.is_expired(self._runs.time_ms):
-            raise UserError(f"no weights {path!r}: they were not saved, or they have expired")
+            raise UserError(f"no weights {path[:PATH_CHARACTERS_MAX]!r}: they were not saved, or they have expired")
         return found
 
     async def save_model(self, model: str, job: bytes, checkpoint: str, expires_ms: int, *, overwrite: bool) -> str:

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 import trio
 
-from clients.gateway.checkpoints import Checkpoints
+from clients.gateway.checkpoints import PATH_CHARACTERS_MAX, Checkpoints
 from clients.gateway.client_runs import ClientRuns, LossReport
 from clients.gateway.request_store import END_NUMBER, Outcome, RequestKind, RequestStore, StoredModel, StoredRequest
 from clients.gateway.samplers import Samplers
@@ -32,8 +32,6 @@ GAP_SECONDS: Final = 10.0
 
 # Requests before the last one whose results stay. A client waits for at most some hundred results at once.
 REQUESTS_KEPT: Final = 1_024
-
-PATH_CHARACTERS_MAX: Final = 200  # a session and a number, a kind and a name have less than 150
 
 LATE: Final = "request {} arrived after request {} was computed: requests are computed in the order of their numbers"
 ENDED: Final = "this model is over, because its session was finished: create another one"

@@ -287,10 +287,11 @@ class RequestStore(ServiceDatabase):
             """,
             values | quota,
         )
-        return added.rowcount == 1 or self.find_request(model, number) is not None
+        return added.rowcount == 1 or self.find_outcome(model, number) is not None
 
-    def find_request(self, model: str, number: int) -> StoredRequest | None:
-        found = self._select("model = ? AND number = ?", model, number)
+    def find_outcome(self, model: str, number: int) -> StoredRequest | None:
+        """Return a request without its payload, which may have megabytes: programs ask again and again for its outcome."""
+        found = self._select("model = ? AND number = ?", model, number, payload="x''")
         return found[0] if found else None
 
     def last_number(self, model: str) -> int:
@@ -348,8 +349,8 @@ class RequestStore(ServiceDatabase):
         query = f"UPDATE requests SET outcome = ?1, result = ?2, payload = {payload} WHERE model = ?3 AND number = ?4"
         self._database.execute(query, (outcome.value, result, model, number))
 
-    def _select(self, condition: str, *values: Any, most: int = -1) -> list[StoredRequest]:
-        columns = "model, number, kind, payload, outcome, result, step"
+    def _select(self, condition: str, *values: Any, most: int = -1, payload: str = "payload") -> list[StoredRequest]:
+        columns = f"model, number, kind, {payload}, outcome, result, step"
         query = f"SELECT {columns} FROM requests WHERE {condition} ORDER BY number LIMIT ?"
         rows = self._database.execute(query, (*values, most))
         return [StoredRequest(row[0], row[1], RequestKind(row[2]), row[3], Outcome(row[4]), row[5], row[6]) for row in rows]

@@ -19,10 +19,9 @@ from typing import Any, Final, cast
 import numpy as np
 import trio
 
-from clients.gateway.checkpoints import SAMPLER_WEIGHTS, WEIGHTS, Checkpoints, expiry, require_name
+from clients.gateway.checkpoints import PATH_CHARACTERS_MAX, SAMPLER_WEIGHTS, WEIGHTS, Checkpoints, expiry, require_name
 from clients.gateway.client_runs import ClientRuns, LossReport
 from clients.gateway.model_queue import (
-    PATH_CHARACTERS_MAX,
     CreateModel,
     CreateSampler,
     LoadCheckpoint,
@@ -290,10 +289,10 @@ class TinkerApi:
 
     async def get_info(self, key: ApiKey, model_id: str) -> Json:
         known = await self._require_model(key, model_id)
-        request = await trio.to_thread.run_sync(self._store.find_request, model_id, CREATE_NUMBER)
-        if request is None or request.kind is not RequestKind.CREATE or request.outcome in FAULT_CATEGORIES:
+        created = await trio.to_thread.run_sync(self._store.find_created_model, known.owner, model_id)
+        if created is None:
             raise HttpProblem("not-found", f"model {model_id!r} was not created: see the failure of create_model")
-        model = describe_run(self._peer, known.job) or codec.decode(CreateModel, request.payload)
+        model = describe_run(self._peer, known.job) or codec.decode(CreateModel, created.creation)
         return {
             "type": "get_info",
             "model_id": model_id,
@@ -313,7 +312,7 @@ class TinkerApi:
         kind, payload = RequestKind.INVALID, (request.problem or "").encode()
         await self._require_model(key, request.model_id)
         # A repeated request costs no tokens.
-        known = await trio.to_thread.run_sync(self._store.find_request, request.model_id, request.seq_id)
+        known = await trio.to_thread.run_sync(self._store.find_outcome, request.model_id, request.seq_id)
         if known is None and request.body is not None:
             refusal = self.desk.api_keys.spend_tokens(key, request.body.tokens, time.monotonic())
             payload = (refusal or "").encode() or await trio.to_thread.run_sync(codec.encode, request.body)
@@ -454,7 +453,7 @@ class TinkerApi:
         known, request = await trio.to_thread.run_sync(self._store.find_model, model), None
         is_number = number.isascii() and number.isdecimal() and len(number) <= len(str(SEQ_ID_MAX))
         if known is not None and known.owner == owner_of(key) and is_number:
-            request = await trio.to_thread.run_sync(self._store.find_request, model, int(number))
+            request = await trio.to_thread.run_sync(self._store.find_outcome, model, int(number))
         if request is None:
             unknown = reprlib.repr(request_id)
             raise HttpProblem("not-found", f"no request {unknown}: it was not sent, or its result was dropped after many others")

@@ -18,8 +18,9 @@ def test_the_bodies_of_a_step_are_deleted_once(tmp_path: Path) -> None:
             store.add_request(MODEL, number, RequestKind.GRADIENT, b"body")
             store.set_outcome(MODEL, number, Outcome.DONE, b"losses")
         store.drop_bodies(MODEL, 3)
-        found = [store.find_request(MODEL, number) for number in (1, 2, 4)]
-        assert [each and (each.payload, each.result) for each in found] == [(b"", b"losses")] * 2 + [(b"body", b"losses")]
+        assert [store.read_payload(MODEL, number) for number in (1, 2, 4)] == [b"", b"", b"body"]
+        found = [store.find_outcome(MODEL, number) for number in (1, 2, 4)]
+        assert [each and (each.payload, each.result) for each in found] == [(b"", b"losses")] * 3
         before = store._database.total_changes
         store.drop_bodies(MODEL, 5)
         assert store._database.total_changes == before + 1

@@ -390,10 +390,8 @@ async def test_a_model_is_described_as_it_was_loaded(tmp_path: Path) -> None:
         assert (weights["base_model"], weights["lora_rank"]) == ("other", 8)
         assert (weights["train_attn"], weights["train_mlp"], weights["train_unembed"]) == (True, False, True)
         await program.api.load_weights(program.key, path, True, None, None, "s", 1)
-        creation = program.api._store.find_request("s:train:1", 0)
-        assert creation is not None and codec.decode(CreateModel, creation.payload) == CreateModel(
-            "other", 8, 7, True, False, True, path, True
-        )
+        creation = codec.decode(CreateModel, program.api._store.read_payload("s:train:1", 0))
+        assert creation == CreateModel("other", 8, 7, True, False, True, path, True)
         del jobs[loaded]
         assert (await refusal(rest.show_weights(program.key, path))).code == "not-found"
         request = await program.api.load_weights(program.key, path, True, None, None, "s", 2)
@@ -672,13 +670,13 @@ async def test_models_that_are_over_leave_a_bounded_number_of_rows(tmp_path: Pat
         store.put_checkpoint(checkpoint)
         await program.api.close_session(program.key, "s")
         await program.result(f"s:train:2#{END_NUMBER}")
-        assert store.find_request("s:train:2", 1) is not None, "a client may wait for the results of an ended model"
+        assert store.find_outcome("s:train:2", 1) is not None, "a client may wait for the results of an ended model"
         for number in range(3, 7):
             assert "nobody" in await program.fault(await program.request_model(number, "nobody"))
         left = [model for (model,) in store._database.execute("SELECT model FROM models ORDER BY model")]
         # The last one was added before it failed. The first one has a checkpoint.
         assert left == ["s:train:0", "s:train:4", "s:train:5", "s:train:6"]
-        assert store.find_request("s:train:0", 1) is None and store.find_request("s:train:1", 0) is None
+        assert store.find_outcome("s:train:0", 1) is None and store.find_outcome("s:train:1", 0) is None
         program.runs.time_ms = 5
         await program.create_model(8)
         assert store.find_checkpoint(checkpoint.path) is None
@@ -732,10 +730,10 @@ async def test_old_results_are_dropped_and_undecided_gradients_stay(tmp_path: Pa
         await program.result(await program.request_losses(model, 1, REQUESTS[1]))
         for number in range(2, 13):
             await program.result(await program.request_losses(model, number, REQUESTS[0], forward_only=True))
-        assert store.find_request(model, 1) is not None and store.find_request(model, 2) is None
+        assert store.find_outcome(model, 1) is not None and store.find_outcome(model, 2) is None
         await program.result(await program.request_step(model, 13))
         ((_, _, bodies),) = program.runs.steps
         assert bodies == [codec.encode(REQUESTS[1])]
-        assert store.find_request(model, 1) is None
+        assert store.find_outcome(model, 1) is None
         assert (await program.api.get_info(program.key, model))["model_name"] == "base"
     store.close()
