@@ -574,7 +574,11 @@ class JobsModule(Module[JobsState]):
                 return StateChange(self.start_job(state, view, job_id(author, said.transaction), spec, author, context.height))
             case StopJob(key):
                 return StateChange(_stop(state, view.module_state(MembersState), key, author, context.height))
-            case RequestRollback():
+            case RequestRollback(key):
+                if key in state.jobs and self._is_on_request(state.jobs[key]):
+                    raise Refused(
+                        "a job on request is not rolled back: its rounds were reported to the program that requested them"
+                    )
                 return StateChange(_with_rollback(state, view.module_state(MembersState), said.content, author))
             case AttestStartModel(key):
                 return StateChange(self._with_start_model_holder(state, view.module_state(MembersState), key, author))

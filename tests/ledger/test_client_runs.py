@@ -42,6 +42,7 @@ from ledger.jobs import (
     JobsModule,
     JobTerms,
     ModelReference,
+    RequestRollback,
     StartJob,
     StopJob,
     job_id,
@@ -220,6 +221,14 @@ def test_a_step_with_a_term_out_of_its_range_is_refused_by_name(world: Clients, 
     key = world.open()
     brief = StepBrief(0, bytes(32), 100, replace(ADAMW, **{name: value}))
     assert f"{name} must be" in str(world.problem(world.tx(OWNER, "client/step", RequestStep(key, brief))))
+
+
+def test_a_run_is_not_rolled_back(world: Clients) -> None:
+    key = world.open()
+    for number in range(2):
+        world.request(key, number)
+        world.close(key)
+    assert "a job on request is not rolled back" in str(world.problem(world.tx(OTHER, "job/rollback", RequestRollback(key, 0))))
 
 
 def test_a_step_twice_is_refused(world: Clients) -> None:

@@ -1260,7 +1260,7 @@ class Simulation:
         def ask() -> None:
             state = self.decided_state
             for key, job in state.jobs.running().items():
-                if job.anchors and job.anchors[0].rounds_in_model < job.rounds_in_model:
+                if not job.brief and job.anchors and job.anchors[0].rounds_in_model < job.rounds_in_model:
                     voters = [peer for peer in self.honest if peer.key in state.members.voters]
                     count = quorum(len(state.members.voters)) - (not fault.amount)
                     for peer in voters[:count]:
