@@ -37,7 +37,6 @@ from benchmarks.provenance import write
 from benchmarks.request_times import FILE, RequestTimes, read_times
 from benchmarks.verdicts import conclude, verdict
 from clients.gateway.http_routes import PREFIX
-from clients.ledger.clients_module import RUNS_OF_MEMBER_MAX
 from demo.demo_peers import DemoPeer, PeerDisk
 from peer.settings.process_resources import process_memory_mb
 from scenarios import network
@@ -45,7 +44,8 @@ from scenarios.idle import measured, processor_seconds
 from scenarios.local_tuning import LocalTuning
 from scenarios.network import Network, children
 from scenarios.rlhf import based
-from scenarios.tinker import ADAM, KEY, SDKS, Program, free_port, require_sdk, runs_of
+from scenarios.tinker import ADAM as LARGE_STEPS
+from scenarios.tinker import KEY, SDKS, Program, free_port, require_sdk, runs_of
 from scenarios.trials import COUNT, Parser, duration
 from training.data.default_text import default_text
 from training.transformer import ModelSpec
@@ -63,6 +63,9 @@ TORCH, ALONE = "plain torch", "network of 1"
 LOSS_DIFFERENCE_MAX: Final = 1e-3  # relative, between the two after the last step: payloads have 16-bit levels
 PASS, PROPOSAL, REEXECUTION = "pass", "propose", "audit"  # requests to workers
 UNASKED: Final = ("ping", "describe")  # requests of a daemon that looks after its worker
+# A tenth of the scenario's rate: after 30 pairs with that rate, rounded payloads and plain torch are no longer alike.
+ADAM: Final = LARGE_STEPS | {"learning_rate": 2e-4}
+IDLE_MODELS: Final = 32  # as many as one gateway may have while it is alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +372,7 @@ async def run(options: argparse.Namespace) -> int:
         for peers in (1, options.peers):
             rows += await measure_pairs(peers, options.pairs, seed, beside_torch=peers == 1)
             save()
-        idle.append(await measure_idle(options.peers, RUNS_OF_MEMBER_MAX, options.seconds, seed))
+        idle.append(await measure_idle(options.peers, IDLE_MODELS, options.seconds, seed))
         save()
     show(rows, idle)
     return conclude(verdicts(rows, idle))

@@ -282,6 +282,14 @@ class DiskBlobStore:
                     os.replace(passing, kept)
                     sync_directory(self._kept)
 
+    def keep_temporary(self, digest: bytes) -> None:
+        """Keep a temporary blob until `drop_blobs`, or longer if it still has owners then."""
+        kept = self._kept / digest.hex()
+        if (path := self.path(digest)) != kept:
+            with explain_os_errors(kept), contextlib.suppress(FileExistsError):
+                os.link(path, kept)
+                sync_directory(self._kept)
+
     def delete_blob(self, digest: bytes) -> None:
         """Delete a blob durably, even a kept or lent one."""
         self._expected_to_pass.pop(digest, None)

@@ -58,26 +58,41 @@ class Checkpoints:
             raise UserError(f"no weights {path[:PATH_CHARACTERS_MAX]!r}: they were not saved, or they have expired")
         return found
 
-    async def save_model(self, model: str, job: bytes, checkpoint: str, expires_ms: int, *, overwrite: bool) -> str:
-        """Save the present model of a run, which is that of a client's model. Return the path."""
+    async def save_model(
+        self, model: str, job: bytes, checkpoint: str, expires_ms: int, *, overwrite: bool, stored_max: int
+    ) -> str:
+        """Save the present model of a run, which is that of a client's model. Return the path.
+
+        Raises `UserError` if the model's owner would store more than `stored_max` bytes.
+        """
         path = checkpoint_path(model, checkpoint)
         known = await trio.to_thread.run_sync(self._store.find_checkpoint, path)
         if known is not None and not known.is_expired(self._runs.time_ms) and not overwrite:
-            if self._runs.is_present_model(ModelReference(known.job, known.round, known.root), job):
+            saved = ModelReference(known.job, known.round, known.root)
+            if known.expires_ms == expires_ms and self._runs.is_present_model(saved, job):
                 return path  # This gateway was restarted after it had saved the model.
             raise UserError(f"there are weights {path!r} already: choose another name, or set overwrite")
-        saved, size = await self._runs.save_model(job, checkpoint, expires_ms)
+        owner, size = await trio.to_thread.run_sync(self._store.find_model, model), self._runs.model_bytes(job)
+        assert owner is not None
+        stored_bytes = await trio.to_thread.run_sync(self._store.stored_bytes, owner.owner, self._runs.time_ms)
+        if stored_bytes - (0 if known is None else known.bytes) + size > stored_max:
+            raise UserError(
+                f"the weights have {size:,} bytes, and your key stores {stored_bytes:,} of {stored_max:,}: delete some"
+            )
+        saved = await self._runs.save_model(job, checkpoint, expires_ms)
         if known is not None and known.job != job:  # The model was loaded from a checkpoint since then.
             await self._runs.set_expiry(known.job, checkpoint, EXPIRED_MS)
-        owner = await trio.to_thread.run_sync(self._store.find_model, model)
-        assert owner is not None
         stored = StoredCheckpoint(path, owner.owner, model, checkpoint, saved.job, saved.round, saved.root, size, expires_ms)
         await trio.to_thread.run_sync(self._store.put_checkpoint, stored)
         return path
 
-    async def set_expiry(self, found: StoredCheckpoint, expires_ms: int) -> None:
-        await self._runs.set_expiry(found.job, found.checkpoint, expires_ms)
+    async def set_expiry(self, found: StoredCheckpoint, expires_ms: int) -> bool:
+        """Set when a checkpoint expires. Return False if it has expired already."""
+        if not await self._runs.set_expiry(found.job, found.checkpoint, expires_ms):
+            await trio.to_thread.run_sync(self._store.drop_checkpoint, found.path)
+            return False
         await trio.to_thread.run_sync(self._store.set_checkpoint_expiry, found.path, expires_ms)
+        return True
 
     async def delete_checkpoint(self, found: StoredCheckpoint) -> None:
         await self._runs.set_expiry(found.job, found.checkpoint, EXPIRED_MS)

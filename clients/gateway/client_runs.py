@@ -130,20 +130,26 @@ class ClientRuns:
         job, _ = self._job(key)
         return model == ModelReference(key, job.round, job.model_root)
 
-    async def save_model(self, key: bytes, name: str, expires_ms: int) -> tuple[ModelReference, int]:
-        """Let every peer keep the present model of a run until `expires_ms` (0: for ever). Return a reference, and its bytes."""
-        job, spec = self._job(key)
-        await self._peer.submit_transaction("client/save", SaveModel(key, name, expires_ms), math.inf)
-        return ModelReference(key, job.round, job.model_root), spec.model_bytes
+    def model_bytes(self, key: bytes) -> int:
+        """Return the bytes of a saved model of a run."""
+        return self._job(key)[1].model_bytes
 
-    async def set_expiry(self, key: bytes, name: str, expires_ms: int) -> None:
-        """Set when a saved model expires, unless it has expired. A time in the past deletes it."""
+    async def save_model(self, key: bytes, name: str, expires_ms: int) -> ModelReference:
+        """Let every peer keep the present model of a run until `expires_ms` (0: for ever), and return a reference to it."""
+        job, _ = self._job(key)
+        await self._peer.submit_transaction("client/save", SaveModel(key, name, expires_ms), math.inf)
+        return ModelReference(key, job.round, job.model_root)
+
+    async def set_expiry(self, key: bytes, name: str, expires_ms: int) -> bool:
+        """Set when a saved model expires. A time in the past deletes it. Return False if it has expired already."""
         try:
             await self._peer.submit_transaction("client/expire", SetExpiry(key, name, expires_ms), math.inf)
         except UserError:
             run = self._peer.state.module_state(ClientsState).runs.get(key)
             if run is not None and name in run.checkpoints:
                 raise
+            return False
+        return True
 
     async def compute_losses(self, key: bytes, data: bytes, *, backward: bool) -> LossReport:
         """Compute an encoded request body on the present model of a run.
@@ -220,14 +226,20 @@ class ClientRuns:
         desk = self._peer.service_context("serve")
         await desk.wait_for_block_above(desk.height)
 
+    def _store_blob(self, data: bytes) -> bytes:
+        digest = self._peer.blobs.add_bytes(data)
+        # A step of another gateway with the same request may have made it temporary.
+        self._peer.blobs.keep_temporary(digest)
+        return digest
+
     @asynccontextmanager
     async def _serving(self, data: bytes) -> AsyncIterator[bytes]:
         """Serve a blob to the other trainers and the re-executors of a step, and yield its digest.
 
-        Other peers delete it with the round.
+        Other peers delete it with the round, and so does this one if it needs the blob for a step of another gateway.
         """
         async with self._blobs_lock:
-            digest = await trio.to_thread.run_sync(self._peer.blobs.add_bytes, data)
+            digest = await trio.to_thread.run_sync(self._store_blob, data)
             self._served[digest] += 1
         try:
             yield digest
@@ -237,16 +249,18 @@ class ClientRuns:
                 del self._served[digest]
                 async with self._blobs_lock:
                     if digest not in self._served:
-                        await trio.to_thread.run_sync(self._peer.blobs.delete_blob, digest)
+                        await trio.to_thread.run_sync(self._peer.blobs.drop_blobs, (digest,))
 
-    async def end_unused_runs(self, used: Set[bytes]) -> None:
-        """End this gateway's unfinished runs except those in `used`. A killed process may have left runs that no model has."""
+    async def end_unused_runs(self, used: Set[bytes]) -> bool:
+        """End this gateway's unfinished runs except those in `used`, and return whether there were any."""
         runs = self._peer.state.module_state(ClientsState).runs
-        for key in [key for key, run in runs.items() if run.owner == self._peer.me and not run.is_over and key not in used]:
+        unused = [key for key, run in runs.items() if run.owner == self._peer.me and not run.is_over and key not in used]
+        for key in unused:
             try:
                 await self.end_run(key)
             except UserError as error:
-                log.warning("run %s of an earlier process is not ended: %s", key.hex()[:8], error)
+                log.warning("run %s, which no model has, is not ended: %s", key.hex()[:8], error)
+        return bool(unused)
 
     async def end_run(self, key: bytes) -> None:
         """End a run, unless it is over."""

@@ -16,7 +16,15 @@ import trio
 
 from clients.gateway.checkpoints import PATH_CHARACTERS_MAX, Checkpoints
 from clients.gateway.client_runs import ClientRuns, LossReport
-from clients.gateway.request_store import END_NUMBER, Outcome, RequestKind, RequestStore, StoredModel, StoredRequest
+from clients.gateway.request_store import (
+    CREATE_NUMBER,
+    END_NUMBER,
+    Outcome,
+    RequestKind,
+    RequestStore,
+    StoredModel,
+    StoredRequest,
+)
 from clients.gateway.samplers import Samplers
 from clients.ledger.clients_module import StepOutcome
 from clients.records import OptimizerStep
@@ -30,7 +38,7 @@ from protocol.messages import Name
 # the next call for long.
 GAP_SECONDS: Final = 10.0
 
-# Requests before the last one whose results stay. A client waits for at most some hundred results at once.
+# Newest requests of a model whose results stay. A client waits for at most some hundred results at once.
 REQUESTS_KEPT: Final = 1_024
 
 LATE: Final = "request {} arrived after request {} was computed: requests are computed in the order of their numbers"
@@ -60,6 +68,7 @@ class SaveCheckpoint:
     checkpoint: Name
     expires_ms: Count
     overwrite: bool
+    stored_max: Count  # quota of the key: bytes that its owner may store
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +131,7 @@ class ModelQueue:
             await trio.to_thread.run_sync(self._store.set_outcome, self.model, request.number, outcome, result)
             if request.kind in (RequestKind.STEP, RequestKind.END):
                 await trio.to_thread.run_sync(self._store.drop_bodies, self.model, request.number)
-            if request.kind is not RequestKind.END:  # The number of an end says nothing about the number of requests.
-                await trio.to_thread.run_sync(self._store.drop_before, self.model, request.number - REQUESTS_KEPT)
+            await trio.to_thread.run_sync(self._store.drop_old_requests, self.model, REQUESTS_KEPT)
             self._announce(self.model, request.number)
 
     async def _next_request(self) -> StoredRequest | None:
@@ -164,20 +172,24 @@ class ModelQueue:
         match request.kind:
             case RequestKind.CREATE:
                 said = codec.decode(CreateModel, request.payload)
-                if (await self._model()).job is None:  # A killed process may have opened the run.
-                    await self._create(said)
+                await self._create(said)
                 return self._encoders.loaded(self.model, said.path) if said.path else self._encoders.created(self.model)
             case RequestKind.SAVE:
                 save = codec.decode(SaveCheckpoint, request.payload)
                 job = await self._job()
                 path = await self._checkpoints.save_model(
-                    self.model, job, save.checkpoint, save.expires_ms, overwrite=save.overwrite
+                    self.model,
+                    job,
+                    save.checkpoint,
+                    save.expires_ms,
+                    overwrite=save.overwrite,
+                    stored_max=save.stored_max,
                 )
                 return self._encoders.saved(path)
             case RequestKind.LOAD:
-                load, former = codec.decode(LoadCheckpoint, request.payload), await self._job()
-                await self._load(load.path, load.with_moments)
-                await self._runs.end_run(former)
+                load = codec.decode(LoadCheckpoint, request.payload)
+                await self._job()
+                await self._load(request.number, load.path, load.with_moments)
                 return self._encoders.loaded(self.model, load.path)
             case RequestKind.FORWARD | RequestKind.GRADIENT:
                 backward = request.kind is RequestKind.GRADIENT
@@ -201,7 +213,7 @@ class ModelQueue:
     async def _create(self, said: CreateModel) -> None:
         """Give the model its first run."""
         if said.path:
-            await self._load(said.path, said.with_moments)
+            await self._load(CREATE_NUMBER, said.path, said.with_moments)
             return
         open_run = partial(
             self._runs.open_run,
@@ -212,21 +224,37 @@ class ModelQueue:
             train_mlp=said.train_mlp,
             train_unembed=said.train_unembed,
         )
-        await self._give_run(open_run)
+        await self._give_run(CREATE_NUMBER, open_run)
 
-    async def _load(self, path: str, with_moments: bool) -> None:
+    async def _load(self, number: int, path: str, with_moments: bool) -> None:
         """Give the model a new run, which continues from a checkpoint."""
-        found = await self._checkpoints.find_checkpoint((await self._model()).owner, path)
-        await self._give_run(partial(self._checkpoints.load_checkpoint, found, with_moments=with_moments))
 
-    async def _give_run(self, open_run: Callable[[], Awaitable[bytes]]) -> None:
-        """Give the model a new run, and end the runs of a killed process that no model has.
+        async def open_run() -> bytes:
+            found = await self._checkpoints.find_checkpoint((await self._model()).owner, path)
+            return await self._checkpoints.load_checkpoint(found, with_moments=with_moments)
 
-        The transactions of that process are decided by then, because they have the nonces of this one's.
+        await self._give_run(number, open_run)
+
+    async def _give_run(self, number: int, open_run: Callable[[], Awaitable[bytes]]) -> None:
+        """Give the model a new run for request `number`, and end the runs that no model has.
+
+        These are the model's former run, and those that a killed process has opened. Its transactions are decided once this one
+        has opened a run, because they have the same nonces.
         """
         async with self._opening:
-            await trio.to_thread.run_sync(self._store.set_job, self.model, await open_run())
-            await self._runs.end_unused_runs(await trio.to_thread.run_sync(self._store.list_jobs))
+            if (await self._model()).opened_by != number:  # A killed process may have opened the run.
+                try:
+                    job = await open_run()
+                except UserError:  # A run without a model may have the last place.
+                    if not await self._end_unused_runs():
+                        raise
+                    job = await open_run()
+                await trio.to_thread.run_sync(self._store.set_job, self.model, job, number)
+            await self._end_unused_runs()
+
+    async def _end_unused_runs(self) -> bool:
+        """End the runs that no model has, and return whether there were any."""
+        return await self._runs.end_unused_runs(await trio.to_thread.run_sync(self._store.list_jobs))
 
     async def _step(self, request: StoredRequest) -> StepOutcome:
         job = await self._job()

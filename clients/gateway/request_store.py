@@ -20,6 +20,10 @@ END_NUMBER: Final = SEQ_ID_MAX + 1  # number of the request that ends a model's 
 SAMPLER_PART: Final = ":sample:"  # part of a sampler's id between its session and its number
 
 
+# Samplers of one key: more than the sampling steps of a loop. A program cannot draw samples from older ones.
+SAMPLERS_OF_OWNER_MAX: Final = 4_096
+# Time for which the results of an ended model stay: another program with the same key may still wait for them.
+ENDED_KEPT_MS: Final = 600_000
 # SQL for the bytes of all requests, results and unexpired checkpoints of an owner.
 STORED_BYTES: Final = """(
     (SELECT COALESCE(SUM(LENGTH(payload) + LENGTH(result)), 0) FROM requests
@@ -64,6 +68,7 @@ class StoredModel:
     session: str
     owner: str  # API key that the model belongs to
     job: bytes | None  # run of the model; None: it is not open yet
+    opened_by: int | None  # number of the request for which this run was opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,7 @@ class CreatedModel:
 
     model: str
     creation: bytes  # payload of the request that creates it
+    job: bytes | None  # run of the model; None: it is not open yet
     last_request_ms: int  # time of the model's newest request
 
 
@@ -112,7 +118,7 @@ class RequestStore(ServiceDatabase):
     file_name, file_mode = "requests.sqlite", 0o600
     schema = """
         CREATE TABLE IF NOT EXISTS models (
-            model TEXT PRIMARY KEY, session TEXT NOT NULL, owner TEXT NOT NULL, job BLOB
+            model TEXT PRIMARY KEY, session TEXT NOT NULL, owner TEXT NOT NULL, job BLOB, opened_by INTEGER
         ) WITHOUT ROWID;
         CREATE TABLE IF NOT EXISTS requests (
             model TEXT NOT NULL, number INTEGER NOT NULL, kind TEXT NOT NULL, added_ms INTEGER NOT NULL,
@@ -123,13 +129,15 @@ class RequestStore(ServiceDatabase):
             sampler TEXT UNIQUE NOT NULL, owner TEXT NOT NULL, job BLOB NOT NULL, round INTEGER NOT NULL, model TEXT,
             path TEXT, session TEXT NOT NULL, created_ms INTEGER NOT NULL
         );
+        CREATE INDEX IF NOT EXISTS requests_by_age ON requests (model);
+        CREATE INDEX IF NOT EXISTS samplers_by_age ON samplers (owner);
         CREATE TABLE IF NOT EXISTS checkpoints (
             path TEXT PRIMARY KEY, owner TEXT NOT NULL, model TEXT NOT NULL, checkpoint TEXT NOT NULL, job BLOB NOT NULL,
             round INTEGER NOT NULL, root BLOB NOT NULL, bytes INTEGER NOT NULL, expires_ms INTEGER NOT NULL,
             created_ms INTEGER NOT NULL
         ) WITHOUT ROWID;
         CREATE VIEW IF NOT EXISTS created_models AS
-            SELECT models.model, session, owner, payload AS creation, added_ms AS created_ms,
+            SELECT models.model, session, owner, job, payload AS creation, added_ms AS created_ms,
                 (SELECT MAX(added_ms) FROM requests AS every WHERE every.model = models.model) AS last_request_ms
             FROM models JOIN requests ON requests.model = models.model AND number = 0
             WHERE kind = 'create' AND outcome IN ('pending', 'done');
@@ -141,7 +149,7 @@ class RequestStore(ServiceDatabase):
     """
 
     def add_model(self, model: str, session: str, owner: str) -> None:
-        self._database.execute("INSERT OR IGNORE INTO models VALUES (?, ?, ?, NULL)", (model, session, owner))
+        self._database.execute("INSERT OR IGNORE INTO models (model, session, owner) VALUES (?, ?, ?)", (model, session, owner))
 
     def list_owner_jobs(self, owner: str) -> list[bytes | None]:
         """Return the job of each created model of an owner; None for a model that is being created."""
@@ -156,16 +164,16 @@ class RequestStore(ServiceDatabase):
         return {job for (job,) in self._database.execute("SELECT job FROM models WHERE job IS NOT NULL")}
 
     def drop_old_models(self, owner: str, newest: int, time_ms: int) -> None:
-        """Delete the results of an owner's ended models, and its expired checkpoints.
+        """Delete the results of models that an owner has ended for `ENDED_KEPT_MS`, and its expired checkpoints.
 
         The `newest` ended and failed models stay. Older ones stay if they have a checkpoint.
         """
         ended = "SELECT model FROM requests WHERE number = ?2 AND outcome = 'done'"
         owned = "SELECT model FROM models WHERE owner = ?1"
         self._database.execute(
-            f"DELETE FROM requests WHERE model IN ({owned}) AND model IN ({ended}) AND number NOT IN (?2, ?3) "
-            "AND outcome != 'pending'",
-            (owner, END_NUMBER, CREATE_NUMBER),
+            f"DELETE FROM requests WHERE model IN ({owned}) AND model IN ({ended} AND added_ms <= ?4) "
+            "AND number NOT IN (?2, ?3) AND outcome != 'pending'",
+            (owner, END_NUMBER, CREATE_NUMBER, time_ms - ENDED_KEPT_MS),
         )
         self._database.execute("DELETE FROM checkpoints WHERE owner = ? AND expires_ms BETWEEN 1 AND ?", (owner, time_ms))
         needed = "SELECT model FROM checkpoints UNION SELECT model FROM requests WHERE outcome = 'pending'"
@@ -180,14 +188,14 @@ class RequestStore(ServiceDatabase):
     def list_created_models(self, owner: str, limit: int, offset: int) -> tuple[list[CreatedModel], int]:
         """Return a page of an owner's models, the newest first, and the number of all of them."""
         rows = self._database.execute(
-            "SELECT model, creation, last_request_ms FROM created_models WHERE owner = ? "
+            "SELECT model, creation, job, last_request_ms FROM created_models WHERE owner = ? "
             "ORDER BY created_ms DESC, model LIMIT ? OFFSET ?",
             (owner, limit, offset),
         )
         return [CreatedModel(*row) for row in rows], self._count("created_models", owner)
 
     def find_created_model(self, owner: str, model: str) -> CreatedModel | None:
-        query = "SELECT model, creation, last_request_ms FROM created_models WHERE owner = ? AND model = ?"
+        query = "SELECT model, creation, job, last_request_ms FROM created_models WHERE owner = ? AND model = ?"
         rows = self._database.execute(query, (owner, model)).fetchall()
         return CreatedModel(*rows[0]) if rows else None
 
@@ -224,8 +232,9 @@ class RequestStore(ServiceDatabase):
         ((found,),) = self._database.execute(f"SELECT {STORED_BYTES}", {"owner": owner, "time_ms": time_ms})
         return int(found)
 
-    def set_job(self, model: str, job: bytes) -> None:
-        self._database.execute("UPDATE models SET job = ? WHERE model = ?", (job, model))
+    def set_job(self, model: str, job: bytes, number: int) -> None:
+        """Store the run that was opened for request `number` of a model."""
+        self._database.execute("UPDATE models SET job = ?, opened_by = ? WHERE model = ?", (job, number, model))
 
     def find_model(self, model: str) -> StoredModel | None:
         rows = self._database.execute("SELECT * FROM models WHERE model = ?", (model,)).fetchall()
@@ -236,9 +245,12 @@ class RequestStore(ServiceDatabase):
         return [model for (model,) in self._database.execute("SELECT DISTINCT model FROM requests WHERE outcome = 'pending'")]
 
     def add_sampler(self, sampler: StoredSampler) -> None:
-        """Store a sampler, unless one of this name is there."""
+        """Store a sampler, unless one of this name is there, and forget the oldest ones of its owner."""
         row = (*astuple(sampler), sampler.session, wall_ms())
         self._database.execute("INSERT OR IGNORE INTO samplers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+        oldest = "SELECT rowid FROM samplers WHERE owner = ?1 ORDER BY rowid DESC LIMIT 1 OFFSET ?2"
+        query = f"DELETE FROM samplers WHERE owner = ?1 AND rowid <= ({oldest})"
+        self._database.execute(query, (sampler.owner, SAMPLERS_OF_OWNER_MAX))
 
     def find_sampler(self, sampler: str) -> StoredSampler | None:
         query = "SELECT sampler, owner, job, round, model, path FROM samplers WHERE sampler = ?"
@@ -279,7 +291,7 @@ class RequestStore(ServiceDatabase):
         """
         values = {"model": model, "number": number, "kind": kind.value, "added_ms": wall_ms(), "payload": payload}
         quota = {"owner": owner, "time_ms": time_ms, "stored_max": stored_max}
-        added = self._database.execute(
+        self._database.execute(
             f"""
             INSERT OR IGNORE INTO requests (model, number, kind, added_ms, payload)
             SELECT :model, :number, :kind, :added_ms, :payload
@@ -287,7 +299,7 @@ class RequestStore(ServiceDatabase):
             """,
             values | quota,
         )
-        return added.rowcount == 1 or self.find_outcome(model, number) is not None
+        return self.find_outcome(model, number) is not None
 
     def find_outcome(self, model: str, number: int) -> StoredRequest | None:
         """Return a request without its payload, which may have megabytes: programs ask again and again for its outcome."""
@@ -339,9 +351,12 @@ class RequestStore(ServiceDatabase):
         condition = "model = ? AND kind = 'gradient' AND number < ? AND payload != x''"
         self._database.execute(f"UPDATE requests SET payload = x'' WHERE {condition}", (model, number))
 
-    def drop_before(self, model: str, number: int) -> None:
-        """Delete the requests before this number whose payloads are deleted."""
-        self._database.execute("DELETE FROM requests WHERE model = ? AND number < ? AND payload = x''", (model, number))
+    def drop_old_requests(self, model: str, newest: int) -> None:
+        """Delete the requests of a model whose payloads are deleted, except the newest ones, its creation and its end."""
+        oldest = "SELECT rowid FROM requests WHERE model = ?1 ORDER BY rowid DESC LIMIT 1 OFFSET ?2"
+        decided = "outcome != 'pending' AND number NOT IN (?3, ?4) AND payload = x''"
+        query = f"DELETE FROM requests WHERE model = ?1 AND rowid <= ({oldest}) AND {decided}"
+        self._database.execute(query, (model, newest, CREATE_NUMBER, END_NUMBER))
 
     def set_outcome(self, model: str, number: int, outcome: Outcome, result: bytes) -> None:
         """Store the outcome of a request, and delete its payload unless it is read again: by a step, or in `get_info`."""

@@ -79,7 +79,9 @@ class RestApi:
         except UserError as error:
             raise HttpProblem("malformed", str(error)) from None
         with _decided_in_time():
-            await self.checkpoints.set_expiry(found, expires_ms)
+            is_set = await self.checkpoints.set_expiry(found, expires_ms)
+        if not is_set:
+            raise HttpProblem("not-found", f"the weights {found.path!r} have expired")
         return {}
 
     async def _require_checkpoint(self, key: ApiKey, path: str) -> StoredCheckpoint:
@@ -110,9 +112,7 @@ class RestApi:
         return await trio.to_thread.run_sync(lambda: [self._show_run(key, model) for model in models])
 
     def _show_run(self, key: ApiKey, model: CreatedModel) -> Json:
-        stored = self.store.find_model(model.model)
-        assert stored is not None, "models are never deleted"
-        described = describe_run(self.peer, stored.job) or codec.decode(CreateModel, model.creation)
+        described = describe_run(self.peer, model.job) or codec.decode(CreateModel, model.creation)
         return {
             "training_run_id": model.model,
             "base_model": described.base,

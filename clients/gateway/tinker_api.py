@@ -282,7 +282,8 @@ class TinkerApi:
     ) -> None:
         try:
             expires_ms = expiry(self._runs.time_ms, ttl_seconds)
-            payload = codec.encode(SaveCheckpoint(f"{kind}/{require_name(name)}", expires_ms, overwrite))
+            saved = SaveCheckpoint(f"{kind}/{require_name(name)}", expires_ms, overwrite, key.stored_bytes_max)
+            payload = codec.encode(saved)
             await self._add(key, model, number, RequestKind.SAVE, payload)
         except UserError as error:
             await self._add(key, model, number, RequestKind.INVALID, str(error).encode())
@@ -314,6 +315,7 @@ class TinkerApi:
         # A repeated request costs no tokens.
         known = await trio.to_thread.run_sync(self._store.find_outcome, request.model_id, request.seq_id)
         if known is None and request.body is not None:
+            await self._require_place(request.model_id, request.seq_id)
             refusal = self.desk.api_keys.spend_tokens(key, request.body.tokens, time.monotonic())
             payload = (refusal or "").encode() or await trio.to_thread.run_sync(codec.encode, request.body)
             if not refusal:
@@ -333,10 +335,7 @@ class TinkerApi:
     async def _add(self, key: ApiKey, model: str, number: int, kind: RequestKind, payload: bytes) -> None:
         """Store a request durably, and let its queue compute it. A request beyond the key's quota of bytes becomes invalid."""
         await self._require_model(key, model)
-        pending, largest = await trio.to_thread.run_sync(self._store.count_pending, model)
-        # A number before others that wait holds them up, so it is accepted longer.
-        if number < END_NUMBER and pending >= (PENDING_MAX if number > largest else 2 * PENDING_MAX):
-            raise HttpProblem("too-many", f"{pending} requests of {model!r} wait for their results", retry_after=1)
+        await self._require_place(model, number)
         # Steps and ends are always allowed, because they free the bytes of gradients.
         stored_max = -1 if kind in (RequestKind.STEP, RequestKind.END) else key.stored_bytes_max
         owner, add = owner_of(key), self._store.add_request
@@ -345,6 +344,13 @@ class TinkerApi:
             fault = f"the key {key.name!r} stores {stored:,} bytes, its quota is {key.stored_bytes_max:,}"
             await trio.to_thread.run_sync(add, model, number, RequestKind.INVALID, fault.encode())
         self._wake_queue(model)
+
+    async def _require_place(self, model: str, number: int) -> None:
+        """Raise `HttpProblem` if too many requests of a model have no outcome. The SDK repeats such a request."""
+        pending, largest = await trio.to_thread.run_sync(self._store.count_pending, model)
+        # A number before others that wait holds them up, so it is accepted longer.
+        if number < END_NUMBER and pending >= (PENDING_MAX if number > largest else 2 * PENDING_MAX):
+            raise HttpProblem("too-many", f"{pending} requests of {model!r} wait for their results", retry_after=1)
 
     # Samples ---------------------------------------------------------------------------------------------------------
 

@@ -5,9 +5,23 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from clients.gateway.request_store import Outcome, RequestKind, RequestStore
+import pytest
+
+from clients.gateway import request_store
+from clients.gateway.request_store import Outcome, RequestKind, RequestStore, StoredSampler
 
 MODEL = "session:train:0"
+
+
+def test_the_oldest_samplers_of_an_owner_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_store, "SAMPLERS_OF_OWNER_MAX", 3)
+    with closing(RequestStore(tmp_path)) as store:
+        for owner in ("anna", "ben"):
+            for number in range(5):
+                store.add_sampler(StoredSampler(f"{owner}:sample:{number}", owner, bytes(32), 0))
+        for owner in ("anna", "ben"):
+            kept = [store.find_sampler(f"{owner}:sample:{number}") is not None for number in range(5)]
+            assert kept == [False, False, True, True, True]
 
 
 def test_the_bodies_of_a_step_are_deleted_once(tmp_path: Path) -> None:

@@ -180,9 +180,10 @@ async def test_an_undecided_change_of_a_checkpoint_is_a_503_in_time_and_may_be_r
         path, owner = f"tinker://{model}/weights/a", owner_of(program.key)
         program.api._store.put_checkpoint(StoredCheckpoint(path, owner, model, "weights/a", b"j" * 32, 1, bytes(32), 9, 0))
 
-        async def set_expiry(job: bytes, name: str, expires_ms: int) -> None:
+        async def set_expiry(job: bytes, name: str, expires_ms: int) -> bool:
             await trio.sleep(seconds)
             times.append(expires_ms)
+            return True
 
         program.runs.set_expiry = set_expiry  # type: ignore[attr-defined]
         rest, names = program.api.rest, (program.key, model, "weights", "a")

@@ -22,6 +22,7 @@ from clients.gateway.http_routes import ROUTES
 from clients.gateway.model_queue import GAP_SECONDS, CreateModel
 from clients.gateway.request_store import (
     END_NUMBER,
+    ENDED_KEPT_MS,
     RequestKind,
     RequestStore,
     StoredCheckpoint,
@@ -58,6 +59,7 @@ class ScriptedRuns:
     opened: int = 0
     ended: list[bytes] = field(default_factory=list)
     fault: Exception | None = None  # of the next pass or step
+    places: int = 64  # for unfinished runs
 
     time_ms: int = 0
 
@@ -65,6 +67,8 @@ class ScriptedRuns:
         await trio.sleep(self.seconds)
         if base != "base":
             raise UserError(f"base_model {base!r}: no such job")
+        if self.opened - len(self.ended) >= self.places:
+            raise UserError("no place is left")
         self.opened += 1
         return self.opened.to_bytes(32, "big")
 
@@ -88,10 +92,11 @@ class ScriptedRuns:
         await trio.sleep(self.seconds)
         return StepOutcome(number, number + 1, True)
 
-    async def end_unused_runs(self, used: Set[bytes]) -> None:
-        opened = {number.to_bytes(32, "big") for number in range(1, self.opened + 1)}
-        for key in sorted(opened - used - set(self.ended)):
+    async def end_unused_runs(self, used: Set[bytes]) -> bool:
+        unused = sorted({run(number) for number in range(1, self.opened + 1)} - used - set(self.ended))
+        for key in unused:
             await self.end_run(key)
+        return bool(unused)
 
     def is_unfinished(self, key: bytes) -> bool:
         return key not in self.ended
@@ -376,7 +381,7 @@ async def test_a_model_is_described_as_it_was_loaded(tmp_path: Path) -> None:
         model = await program.create_model()
         jobs[loaded] = SimpleNamespace(spec=client_spec(rank=8, train_mlp=False).encode())
         jobs[BASE_JOB] = SimpleNamespace(name="other")
-        program.api._store.set_job(model, loaded)
+        program.api._store.set_job(model, loaded, 0)
         info = await program.api.get_info(program.key, model)
         assert (info["model_name"], info["lora_rank"], info["model_data"]["model_name"]) == ("other", 8, "other")
         (listed,) = (await rest.list_training_runs(program.key, 20, 0))["training_runs"]
@@ -492,7 +497,7 @@ async def test_a_request_that_comes_while_its_queue_looks_for_one_is_computed(tm
 
 @pytest.mark.parametrize("is_stored", [False, True], ids=["opened", "stored"])
 async def test_a_gateway_that_is_killed_while_it_opens_a_run_leaves_no_other_run(tmp_path: Path, is_stored: bool) -> None:
-    runs = ScriptedRuns()
+    runs = ScriptedRuns(places=2)
     async with gateway(tmp_path, runs) as program:
         models = [await program.create_model()]
         open_run, store = runs.open_run, program.api._store
@@ -500,7 +505,7 @@ async def test_a_gateway_that_is_killed_while_it_opens_a_run_leaves_no_other_run
         async def open_and_die(*arguments: Any, **more: Any) -> bytes:
             key = await open_run(*arguments, **more)
             if is_stored:
-                store.set_job(models[1], key)
+                store.set_job(models[1], key, 0)
             await trio.sleep_forever()
             return key
 
@@ -514,6 +519,33 @@ async def test_a_gateway_that_is_killed_while_it_opens_a_run_leaves_no_other_run
         jobs = [program.api._store.find_model(model) for model in models]
     assert [job.job for job in jobs if job] == ([run(1), run(2)] if is_stored else [run(1), run(3)])
     assert runs.ended == ([] if is_stored else [run(2)])
+
+
+async def test_a_load_that_a_killed_gateway_has_made_is_not_repeated(tmp_path: Path) -> None:
+    runs = ScriptedRuns()
+
+    async def continue_run(saved: object, *, with_moments: bool) -> bytes:
+        return await runs.open_run("base", rank=8, seed=0)
+
+    runs.continue_run = continue_run  # type: ignore[attr-defined]
+    async with gateway(tmp_path, runs) as program:
+        model, path = await program.create_model(), "tinker://s:train:0/weights/a"
+        stored = StoredCheckpoint(path, owner_of(program.key), model, "weights/a", run(1), 1, bytes(32), 9, 5_000)
+        program.api._store.put_checkpoint(stored)
+        await program.result(await program.request_losses(model, 1))
+        end_unused_runs = runs.end_unused_runs
+
+        async def die(used: Set[bytes]) -> bool:
+            await trio.sleep_forever()
+            return False
+
+        runs.end_unused_runs = die  # type: ignore[method-assign]
+        loaded = (await program.api.load_weights(program.key, path, True, model, 2, None, None))["request_id"]
+        await trio.testing.wait_all_tasks_blocked()
+    runs.end_unused_runs, runs.time_ms = end_unused_runs, 9_000  # type: ignore[method-assign]
+    async with gateway(tmp_path, runs) as program:
+        assert (await program.result(loaded))["path"] == path and runs.opened == 2 and runs.ended == [run(1)]
+        assert "no gradient" in await program.fault(await program.request_step(model, 3)), "that one was of the former model"
 
 
 async def test_many_waiting_requests_of_a_model_are_refused_by_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -659,25 +691,31 @@ async def test_requests_at_the_same_time_do_not_exceed_the_quota_of_bytes(tmp_pa
 
 async def test_models_that_are_over_leave_a_bounded_number_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tinker_api, "OLD_MODELS_MAX", 2)
-    ticks = iter(range(1_000_000))
+    ticks = iter(range(0, 10 * ENDED_KEPT_MS, ENDED_KEPT_MS // 60))
     monkeypatch.setattr(request_store, "wall_ms", lambda: next(ticks))
     async with gateway(tmp_path) as program:
         store = program.api._store
         for number in range(3):
             await program.create_model(number)
             await program.result(await program.request_losses(f"s:train:{number}", 1))
-        checkpoint = StoredCheckpoint("tinker://s:train:0/weights/w", "@0", "s:train:0", "weights/w", run(1), 0, b"", 9, 5)
+        checkpoint = StoredCheckpoint(
+            "tinker://s:train:0/weights/w", "@0", "s:train:0", "weights/w", run(1), 0, b"", 9, 3 * ENDED_KEPT_MS
+        )
         store.put_checkpoint(checkpoint)
         await program.api.close_session(program.key, "s")
         await program.result(f"s:train:2#{END_NUMBER}")
         assert store.find_outcome("s:train:2", 1) is not None, "a client may wait for the results of an ended model"
+        program.runs.time_ms = 50 * (ENDED_KEPT_MS // 60)
+        await program.fault(await program.request_model(9, "nobody"))
+        assert store.find_outcome("s:train:2", 1) is not None, "another program may wait for these results"
+        program.runs.time_ms = 2 * ENDED_KEPT_MS
         for number in range(3, 7):
             assert "nobody" in await program.fault(await program.request_model(number, "nobody"))
         left = [model for (model,) in store._database.execute("SELECT model FROM models ORDER BY model")]
         # The last one was added before it failed. The first one has a checkpoint.
         assert left == ["s:train:0", "s:train:4", "s:train:5", "s:train:6"]
         assert store.find_outcome("s:train:0", 1) is None and store.find_outcome("s:train:1", 0) is None
-        program.runs.time_ms = 5
+        program.runs.time_ms = 3 * ENDED_KEPT_MS
         await program.create_model(8)
         assert store.find_checkpoint(checkpoint.path) is None
 
@@ -687,6 +725,28 @@ def test_expired_checkpoints_are_not_counted(tmp_path: Path) -> None:
     for name, expires_ms in (("a", 0), ("b", 5)):
         store.put_checkpoint(StoredCheckpoint(name, "anna", "m", "weights/w", bytes(32), 0, b"", 100, expires_ms))
     assert [store.stored_bytes("anna", time_ms) for time_ms in (4, 5)] == [200, 100]
+
+
+async def test_a_request_that_is_refused_by_http_spends_no_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tinker_api, "PENDING_MAX", 1)
+    async with gateway(tmp_path, ScriptedRuns(seconds=5.0)) as program:
+        program.key = replace(ANNA, tokens_per_minute_max=2 * REQUESTS[1].tokens, stored_bytes_max=1 << 20)
+        model = await program.create_model()
+        await program.request_losses(model, 1, REQUESTS[1])
+        for _ in range(8):
+            assert (await refusal(program.request_losses(model, 2, REQUESTS[1]))).code == "too-many"
+        await trio.sleep(6)
+        assert isinstance(await program.result(await program.request_losses(model, 2, REQUESTS[1])), BytesReply)
+
+
+async def test_late_requests_leave_a_bounded_number_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_queue, "REQUESTS_KEPT", 8)
+    async with gateway(tmp_path) as program:
+        model = await program.create_model()
+        for number in range(1_000, 900, -1):
+            await program.fault(await program.request_step(model, number))
+        ((rows,),) = program.api._store._database.execute("SELECT COUNT(*) FROM requests")
+        assert rows == 9, "and the creation"
 
 
 async def test_a_request_spends_its_tokens_once(tmp_path: Path) -> None:

@@ -214,6 +214,22 @@ def test_what_is_to_be_kept_stays_although_a_liar_named_it_as_a_buffer_of_its_ow
     assert blobs.read_range(DIGEST) == DATA and files(tmp_path) == [f"kept/{DIGEST.hex()}"]
 
 
+def test_a_temporary_blob_that_is_kept_has_both_lives(blobs: DiskBlobStore, tmp_path: Path) -> None:
+    add_temporary(blobs, DIGEST, DATA, "round 1")
+    blobs.keep_temporary(DIGEST)
+    blobs.keep_temporary(DIGEST)
+    release(blobs, "round 1")
+    assert blobs.read_range(DIGEST) == DATA
+    blobs.drop_blobs([DIGEST])
+    assert blobs.size(DIGEST) is None and files(tmp_path) == []
+    add_temporary(blobs, DIGEST, DATA, "round 2")
+    blobs.keep_temporary(DIGEST)
+    blobs.drop_blobs([DIGEST])
+    assert blobs.read_range(DIGEST) == DATA, "round 2 still needs it"
+    release(blobs, "round 2")
+    assert files(tmp_path) == []
+
+
 def test_a_blob_that_is_being_received_is_not_deleted_with_what_passed(blobs: DiskBlobStore) -> None:
     blobs.mark_temporary(DIGEST, "round 1")
     writer = blobs.open_writer(DIGEST, len(DATA))
