@@ -251,16 +251,14 @@ class ClientRuns:
                     if digest not in self._served:
                         await trio.to_thread.run_sync(self._peer.blobs.drop_blobs, (digest,))
 
-    async def end_unused_runs(self, used: Set[bytes]) -> bool:
-        """End this gateway's unfinished runs except those in `used`, and return whether there were any."""
+    async def end_unused_runs(self, used: Set[bytes]) -> None:
+        """End this gateway's unfinished runs except those in `used`."""
         runs = self._peer.state.module_state(ClientsState).runs
-        unused = [key for key, run in runs.items() if run.owner == self._peer.me and not run.is_over and key not in used]
-        for key in unused:
+        for key in [key for key, run in runs.items() if run.owner == self._peer.me and not run.is_over and key not in used]:
             try:
                 await self.end_run(key)
             except UserError as error:
                 log.warning("run %s, which no model has, is not ended: %s", key.hex()[:8], error)
-        return bool(unused)
 
     async def end_run(self, key: bytes) -> None:
         """End a run, unless it is over."""

@@ -246,15 +246,13 @@ class ModelQueue:
                 try:
                     job = await open_run()
                 except UserError:  # A run without a model may have the last place.
-                    if not await self._end_unused_runs():
-                        raise
+                    await self._end_unused_runs()
                     job = await open_run()
                 await trio.to_thread.run_sync(self._store.set_job, self.model, job, number)
             await self._end_unused_runs()
 
-    async def _end_unused_runs(self) -> bool:
-        """End the runs that no model has, and return whether there were any."""
-        return await self._runs.end_unused_runs(await trio.to_thread.run_sync(self._store.list_jobs))
+    async def _end_unused_runs(self) -> None:
+        await self._runs.end_unused_runs(await trio.to_thread.run_sync(self._store.list_jobs))
 
     async def _step(self, request: StoredRequest) -> StepOutcome:
         job = await self._job()

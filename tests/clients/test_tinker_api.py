@@ -92,11 +92,9 @@ class ScriptedRuns:
         await trio.sleep(self.seconds)
         return StepOutcome(number, number + 1, True)
 
-    async def end_unused_runs(self, used: Set[bytes]) -> bool:
-        unused = sorted({run(number) for number in range(1, self.opened + 1)} - used - set(self.ended))
-        for key in unused:
+    async def end_unused_runs(self, used: Set[bytes]) -> None:
+        for key in sorted({run(number) for number in range(1, self.opened + 1)} - used - set(self.ended)):
             await self.end_run(key)
-        return bool(unused)
 
     def is_unfinished(self, key: bytes) -> bool:
         return key not in self.ended
@@ -535,9 +533,8 @@ async def test_a_load_that_a_killed_gateway_has_made_is_not_repeated(tmp_path: P
         await program.result(await program.request_losses(model, 1))
         end_unused_runs = runs.end_unused_runs
 
-        async def die(used: Set[bytes]) -> bool:
+        async def die(used: Set[bytes]) -> None:
             await trio.sleep_forever()
-            return False
 
         runs.end_unused_runs = die  # type: ignore[method-assign]
         loaded = (await program.api.load_weights(program.key, path, True, model, 2, None, None))["request_id"]
