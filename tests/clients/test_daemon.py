@@ -78,7 +78,7 @@ async def test_steps_of_a_run_lower_the_loss_and_leave_the_base(tmp_path: Path) 
                 wrong = replace(request.examples[0], inputs={"weights": floats([float("nan")] * request.examples[0].length)})
                 await runs.compute_losses(key, codec.encode(replace(request, examples=(wrong,))), backward=False)
             assert daemon.state.jobs.jobs[key] == job
-            saved, size = await runs.save_model(key, "four", 0)
+            saved, size = await runs.save_model(key, "four", 0), runs.model_bytes(key)
             await take_step(runs, key, 4, request)
             after_five = np.array(daemon.driver.host.open_model(key, 5).parameters)
             for number in range(5, 9):  # a job keeps the models of two rounds, unless they are saved
