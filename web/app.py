@@ -20,6 +20,7 @@ from web import connection_limits, header_trust
 from web.calls import BytesReply, Credentials, FileReply, HeldReply, HttpProblem, Json, TextReply, parse_fields
 from web.event_stream import EventStreams
 from web.held_replies import HeldReplies
+from web.large_bodies import LargeBodies, count_large_bytes
 from web.routes import FILE_BYTES_MAX, ClientClass, HtmlPage, PageSet, Route, openapi_document
 from web.server_routes import ServerHandlers
 from web.site import Site, SiteHandlers, bind_method
@@ -60,7 +61,7 @@ def make_application(
     """
     routes = site.routes
     clients = {route.client: None for route in routes if route.client}
-    answers, uploads = Counter[int](), Counter[str]()
+    answers, uploads, bodies = Counter[int](), Counter[str](), LargeBodies()
     app = web.Application(middlewares=[_counted(answers), _guarded(names, site.problem_statuses)])
     app[header_trust.PROXIES] = proxies
     listening = EventStreams(handlers.event_feeds, call, SECURITY_HEADERS)
@@ -83,7 +84,7 @@ def make_application(
             handler: Handler = bind_method(route.handler, (server,))
         else:
             ask, authorize = partial(call, handlers.bind(route)), partial(call, handlers.authorize)
-            handler = _answerer(route, ask, authorize, clients, uploads, handlers.find_held_replies(route))
+            handler = _answerer(route, ask, authorize, clients, uploads, bodies, handlers.find_held_replies(route))
         app.router.add_route(route.method, route.path, handler, expect_handler=_expect)
         if route.method == "GET":
             app.router.add_route("HEAD", route.path, handler, expect_handler=_expect)
@@ -131,6 +132,7 @@ def _answerer(
     authorize: Callable[[ClientClass, Credentials], Awaitable[object]],
     clients: Collection[ClientClass],
     uploads: Counter[str],
+    bodies: LargeBodies,
     held: HeldReplies,
 ) -> Handler:
     """Return a handler that reads requests as the route declares them, calls the route's method and writes the reply.
@@ -140,6 +142,13 @@ def _answerer(
 
     async def answer(request: web.Request) -> web.StreamResponse:
         credentials = header_trust.read_credentials(request, route.client, clients)
+        if route.client is None or not (large_bytes := count_large_bytes(request, route)):
+            return await respond(request, credentials)
+        await authorize(route.client, credentials)  # Otherwise strangers could fill the memory with large bodies.
+        with bodies.reserve_bytes(credentials.token, large_bytes):
+            return await respond(request, credentials)
+
+    async def respond(request: web.Request, credentials: Credentials) -> web.StreamResponse:
         given = parse_fields(route.path_fields, request.match_info) | parse_fields(route.query_fields, request.query)
         if route.by_host:
             given["host"] = credentials.host

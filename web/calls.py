@@ -149,6 +149,16 @@ LINE: Final = FieldType(
     {"type": "string", "minLength": 1},
     lambda value: isinstance(value, str) and value != "" and value.isprintable(),
 )
+
+
+def line_type(characters_max: int) -> FieldType:
+    return FieldType(
+        f"a line of 1 to {characters_max} printable characters",
+        LINE.schema | {"maxLength": characters_max},
+        lambda value: LINE.is_valid(value) and len(value) <= characters_max,
+    )
+
+
 TEXT: Final = FieldType(
     "text",
     {"type": "string"},

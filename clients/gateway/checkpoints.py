@@ -10,10 +10,9 @@ import re
 import reprlib
 from typing import Any, Final
 
-import trio
-
 from clients.gateway.client_runs import ClientRuns
 from clients.gateway.request_store import RequestStore, StoredCheckpoint
+from clients.gateway.threads import run_in_thread
 from ledger.jobs import ModelReference
 from protocol.errors import UserError
 
@@ -53,7 +52,7 @@ class Checkpoints:
 
     async def find_checkpoint(self, owner: str, path: str) -> StoredCheckpoint:
         """Return a checkpoint of this owner. Raises `UserError` if there is none, or it has expired."""
-        found = await trio.to_thread.run_sync(self._store.find_checkpoint, path)
+        found = await run_in_thread(self._store.find_checkpoint, path)
         if found is None or found.owner != owner or found.is_expired(self._runs.time_ms):
             raise UserError(f"no weights {path[:PATH_CHARACTERS_MAX]!r}: they were not saved, or they have expired")
         return found
@@ -66,15 +65,15 @@ class Checkpoints:
         Raises `UserError` if the model's owner would store more than `stored_max` bytes.
         """
         path = checkpoint_path(model, checkpoint)
-        known = await trio.to_thread.run_sync(self._store.find_checkpoint, path)
+        known = await run_in_thread(self._store.find_checkpoint, path)
         if known is not None and not known.is_expired(self._runs.time_ms) and not overwrite:
             saved = ModelReference(known.job, known.round, known.root)
             if known.expires_ms == expires_ms and self._runs.is_present_model(saved, job):
                 return path  # This gateway was restarted after it had saved the model.
             raise UserError(f"there are weights {path!r} already: choose another name, or set overwrite")
-        owner, size = await trio.to_thread.run_sync(self._store.find_model, model), self._runs.model_bytes(job)
+        owner, size = await run_in_thread(self._store.find_model, model), self._runs.model_bytes(job)
         assert owner is not None
-        stored_bytes = await trio.to_thread.run_sync(self._store.stored_bytes, owner.owner, self._runs.time_ms)
+        stored_bytes = await run_in_thread(self._store.stored_bytes, owner.owner, self._runs.time_ms)
         if stored_bytes - (0 if known is None else known.bytes) + size > stored_max:
             raise UserError(
                 f"the weights have {size:,} bytes, and your key stores {stored_bytes:,} of {stored_max:,}: delete some"
@@ -83,20 +82,20 @@ class Checkpoints:
         if known is not None and known.job != job:  # The model was loaded from a checkpoint since then.
             await self._runs.set_expiry(known.job, checkpoint, EXPIRED_MS)
         stored = StoredCheckpoint(path, owner.owner, model, checkpoint, saved.job, saved.round, saved.root, size, expires_ms)
-        await trio.to_thread.run_sync(self._store.put_checkpoint, stored)
+        await run_in_thread(self._store.put_checkpoint, stored)
         return path
 
     async def set_expiry(self, found: StoredCheckpoint, expires_ms: int) -> bool:
         """Set when a checkpoint expires. Return False if it has expired already."""
         if not await self._runs.set_expiry(found.job, found.checkpoint, expires_ms):
-            await trio.to_thread.run_sync(self._store.drop_checkpoint, found.path)
+            await run_in_thread(self._store.drop_checkpoint, found.path)
             return False
-        await trio.to_thread.run_sync(self._store.set_checkpoint_expiry, found.path, expires_ms)
+        await run_in_thread(self._store.set_checkpoint_expiry, found.path, expires_ms)
         return True
 
     async def delete_checkpoint(self, found: StoredCheckpoint) -> None:
         await self._runs.set_expiry(found.job, found.checkpoint, EXPIRED_MS)
-        await trio.to_thread.run_sync(self._store.drop_checkpoint, found.path)
+        await run_in_thread(self._store.drop_checkpoint, found.path)
 
     async def load_checkpoint(self, found: StoredCheckpoint, *, with_moments: bool) -> bytes:
         """Open a run that continues from a checkpoint, and return the id of its job."""

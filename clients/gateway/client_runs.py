@@ -20,6 +20,7 @@ from pathlib import Path
 
 import trio
 
+from clients.gateway.threads import decode_in_thread, run_in_thread
 from clients.ledger.clients_module import (
     ClientRun,
     ClientsState,
@@ -158,13 +159,13 @@ class ClientRuns:
         """
         job, spec = self._job(key)
         context, worker = self._peer.make_round_context(key, job.round, job), self._worker()
-        lengths = await trio.to_thread.run_sync(_example_lengths, data, spec)
+        lengths = await decode_in_thread(_example_lengths, data, spec)
         with tempfile.TemporaryDirectory(dir=worker.text_folder) as folder:
             file, out = Path(folder) / "body", Path(folder) / "logprobs"
-            await trio.to_thread.run_sync(file.write_bytes, data)
+            await run_in_thread(file.write_bytes, data)
             request = PassRequest(key, job.round, str(context.model_directory), str(file), str(out), backward)
             done = await worker.ask_worker(context, request)
-            numbers = await trio.to_thread.run_sync(out.read_bytes)
+            numbers = await run_in_thread(out.read_bytes)
         ends = [4 * end for end in itertools.accumulate(lengths, initial=0)]
         return LossReport(done.loss, tuple(numbers[start:end] for start, end in itertools.pairwise(ends)))
 
@@ -189,9 +190,9 @@ class ClientRuns:
         async with AsyncExitStack() as served:
             listed, tokens = list[ListedBody](), 0
             for read in bodies:
-                data = await trio.to_thread.run_sync(read)
+                data = await run_in_thread(read)
                 listed.append(ListedBody(await served.enter_async_context(self._serving(data)), len(data)))
-                tokens += await trio.to_thread.run_sync(_count_tokens, data)
+                tokens += await decode_in_thread(_count_tokens, data)
             manifest = await served.enter_async_context(self._serving(codec.encode(Manifest(tuple(listed)))))
             await self._request_step(key, StepBrief(number, manifest, tokens, optimizer))
             while (run := self.find_run(key)).next_step <= number:
@@ -239,7 +240,7 @@ class ClientRuns:
         Other peers delete it with the round, and so does this one if it needs the blob for a step of another gateway.
         """
         async with self._blobs_lock:
-            digest = await trio.to_thread.run_sync(self._store_blob, data)
+            digest = await run_in_thread(self._store_blob, data)
             self._served[digest] += 1
         try:
             yield digest
@@ -249,7 +250,7 @@ class ClientRuns:
                 del self._served[digest]
                 async with self._blobs_lock:
                     if digest not in self._served:
-                        await trio.to_thread.run_sync(self._peer.blobs.drop_blobs, (digest,))
+                        await run_in_thread(self._peer.blobs.drop_blobs, (digest,))
 
     async def end_unused_runs(self, used: Set[bytes]) -> None:
         """End this gateway's unfinished runs except those in `used`."""

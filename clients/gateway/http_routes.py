@@ -9,7 +9,7 @@ from clients.gateway.sample_request import NOT_COMPUTED
 from clients.gateway.tinker_api import OBJECT, TinkerApi
 from clients.wire.gradient_request import SEQ_ID_MAX
 from features.services import ServiceContext
-from web.calls import FLAG, LINE, TEXT, FieldType, RequestField, integer_type, query_integer_type
+from web.calls import FLAG, LINE, TEXT, FieldType, RequestField, integer_type, line_type, query_integer_type
 from web.routes import ClientClass, Route, RouteHandlers, RouteReply, RouteSet
 
 PREFIX: Final = "/tinker"
@@ -24,10 +24,14 @@ NUMBER: Final = integer_type(0, SEQ_ID_MAX)
 SAMPLE_NUMBER: Final = integer_type(0, (1 << 63) - 1)  # a copied client of the SDK begins at a large number
 # Fields of a request for samples. Their faults are failures of its future, and not of the call.
 SAMPLE_FIELDS: Final = ("prompt", "num_samples", "sampling_params", "prompt_logprobs", "prompt_logprobs_last_n", *NOT_COMPUTED)
+# The name of a sampler is stored with at most 64 characters: its session, `:sample:` and a number.
+SESSION_ID: Final = line_type(40)
+# Ids of models, samplers and requests are made of a session and one or two numbers. Each is stored and sent several times.
+ID: Final = line_type(128)
 ANYTHING: Final = FieldType("JSON", {}, lambda value: True)
 OFFSET: Final = RequestField("offset", query_integer_type(0, OFFSET_MAX), default=0)
-RUN: Final = (RequestField("run_id", LINE),)
-CHECKPOINT: Final = (*RUN, RequestField("kind", LINE), RequestField("name", LINE))
+RUN: Final = (RequestField("run_id", ID),)
+CHECKPOINT: Final = (*RUN, RequestField("kind", ID), RequestField("name", ID))
 CHECKPOINT_PATH: Final = "{run_id}/checkpoints/{kind}/{name}"
 FUTURE: Final = RouteReply("request_id", "`retrieve_future` has the result")
 
@@ -83,14 +87,14 @@ ROUTES: Final = RouteSet(
             "session_heartbeat",
             "Show that a program is alive",
             RouteReply("type"),
-            RequestField("session_id", LINE),
+            RequestField("session_id", SESSION_ID),
         ),
         _post(
             TinkerApi.close_session,
             "sessions/{session_id}/finish",
             "End a session, and the runs of its models after their last requests",
             RouteReply(),
-            path_fields=(RequestField("session_id", LINE),),
+            path_fields=(RequestField("session_id", SESSION_ID),),
         ),
         _post(TinkerApi.collect_telemetry, "telemetry", "Accept telemetry, which is dropped", RouteReply("status")),
         _get(TinkerApi.check_gateway, "healthz", "Check that the gateway answers", RouteReply("status")),
@@ -105,7 +109,7 @@ ROUTES: Final = RouteSet(
             "create_model",
             "Open a run of adapters for a model",
             FUTURE,
-            RequestField("session_id", LINE),
+            RequestField("session_id", SESSION_ID),
             RequestField("model_seq_id", NUMBER),
             RequestField("base_model", TEXT),
             RequestField("lora_config", OBJECT, default={}),
@@ -116,7 +120,7 @@ ROUTES: Final = RouteSet(
             "get_info",
             "Describe a model",
             RouteReply("model_id model_name is_lora lora_rank model_data"),
-            RequestField("model_id", LINE),
+            RequestField("model_id", ID),
         ),
         _post(
             TinkerApi.forward_backward,
@@ -131,7 +135,7 @@ ROUTES: Final = RouteSet(
             "optim_step",
             "Request a step with the gradients since the last one",
             FUTURE,
-            RequestField("model_id", LINE),
+            RequestField("model_id", ID),
             RequestField("seq_id", NUMBER),
             RequestField("adam_params", OBJECT, default={}),
             RequestField("optimizer_params", OBJECT, default={}),
@@ -141,7 +145,7 @@ ROUTES: Final = RouteSet(
             "save_weights",
             "Save a model under a name",
             FUTURE,
-            RequestField("model_id", LINE),
+            RequestField("model_id", ID),
             RequestField("seq_id", NUMBER),
             RequestField("path", ANYTHING),
             RequestField("ttl_seconds", ANYTHING, default=None),
@@ -154,9 +158,9 @@ ROUTES: Final = RouteSet(
             FUTURE,
             RequestField("path", LINE),
             RequestField("optimizer", FLAG, default=False),
-            RequestField("model_id", LINE, default=None),
+            RequestField("model_id", ID, default=None),
             RequestField("seq_id", NUMBER, default=None),
-            RequestField("session_id", LINE, default=None),
+            RequestField("session_id", SESSION_ID, default=None),
             RequestField("model_seq_id", NUMBER, default=None),
         ),
         _post(
@@ -164,7 +168,7 @@ ROUTES: Final = RouteSet(
             "save_weights_for_sampler",
             "Create a sampler of the present model, or save the model under a name",
             FUTURE,
-            RequestField("model_id", LINE),
+            RequestField("model_id", ID),
             RequestField("seq_id", NUMBER),
             RequestField("path", ANYTHING, default=None),
             RequestField("ttl_seconds", ANYTHING, default=None),
@@ -175,7 +179,7 @@ ROUTES: Final = RouteSet(
             "create_sampling_session",
             "Create a sampler of a finished job, or of a checkpoint",
             RouteReply("sampling_session_id"),
-            RequestField("session_id", LINE),
+            RequestField("session_id", SESSION_ID),
             RequestField("sampling_session_seq_id", NUMBER),
             RequestField("base_model", LINE, default=None),
             RequestField("model_path", LINE, default=None),
@@ -185,14 +189,14 @@ ROUTES: Final = RouteSet(
             "samplers/{sampler_id}",
             "Describe a sampler",
             RouteReply("sampler_id base_model model_path"),
-            path_fields=(RequestField("sampler_id", LINE),),
+            path_fields=(RequestField("sampler_id", ID),),
         ),
         _post(
             TinkerApi.draw_samples,
             "asample",
             "Draw samples, and compute log-probabilities of a prompt",
             FUTURE,
-            RequestField("sampling_session_id", LINE),
+            RequestField("sampling_session_id", ID),
             RequestField("seq_id", SAMPLE_NUMBER),
             *(RequestField(name, ANYTHING, default=None) for name in SAMPLE_FIELDS),
             body_bytes_max=SAMPLE_BYTES_MAX,
@@ -202,14 +206,14 @@ ROUTES: Final = RouteSet(
             "retrieve_future",
             "Wait for the result of a request",
             RouteReply("", "The result in JSON or protobuf, `try_again`, or `error` with `category`"),
-            RequestField("request_id", LINE),
+            RequestField("request_id", ID),
         ),
         _post(
             TinkerApi.cancel_future,
             "cancel_future",
             "Accept that a result is not needed, without effect",
             RouteReply(),
-            RequestField("request_id", LINE),
+            RequestField("request_id", ID),
         ),
         _get(
             RestApi.list_training_runs,
@@ -268,7 +272,7 @@ ROUTES: Final = RouteSet(
             "sessions/{session_id}",
             "List the models and samplers of a session",
             RouteReply("training_run_ids sampler_ids"),
-            path_fields=(RequestField("session_id", LINE),),
+            path_fields=(RequestField("session_id", SESSION_ID),),
         ),
         _post(
             RestApi.show_weights,

@@ -26,6 +26,7 @@ from clients.gateway.request_store import (
     StoredRequest,
 )
 from clients.gateway.samplers import Samplers
+from clients.gateway.threads import decode_in_thread, run_in_thread
 from clients.ledger.clients_module import StepOutcome
 from clients.records import OptimizerStep
 from protocol import codec
@@ -128,10 +129,10 @@ class ModelQueue:
         """Compute requests until none is left."""
         while (request := await self._next_request()) is not None:
             outcome, result = await self._compute(request)
-            await trio.to_thread.run_sync(self._store.set_outcome, self.model, request.number, outcome, result)
+            await run_in_thread(self._store.set_outcome, self.model, request.number, outcome, result)
             if request.kind in (RequestKind.STEP, RequestKind.END):
-                await trio.to_thread.run_sync(self._store.drop_bodies, self.model, request.number)
-            await trio.to_thread.run_sync(self._store.drop_old_requests, self.model, REQUESTS_KEPT)
+                await run_in_thread(self._store.drop_bodies, self.model, request.number)
+            await run_in_thread(self._store.drop_old_requests, self.model, REQUESTS_KEPT)
             self._announce(self.model, request.number)
 
     async def _next_request(self) -> StoredRequest | None:
@@ -139,15 +140,15 @@ class ModelQueue:
         deadline: float | None = None
         while True:
             added = self._added = trio.Event()
-            last = await trio.to_thread.run_sync(self._store.last_number, self.model)
-            request = await trio.to_thread.run_sync(self._store.find_pending, self.model)
+            last = await run_in_thread(self._store.last_number, self.model)
+            request = await run_in_thread(self._store.find_pending, self.model)
             if request is None:
                 if added.is_set():
                     continue
                 return None
             if request.number < last:
                 late = (ENDED if last == END_NUMBER else LATE.format(request.number, last)).encode()
-                await trio.to_thread.run_sync(self._store.refuse_request, self.model, request.number, late)
+                await run_in_thread(self._store.refuse_request, self.model, request.number, late)
                 return replace(request, kind=RequestKind.INVALID, payload=late)
             deadline = trio.current_time() + GAP_SECONDS if deadline is None else deadline
             # No number is missing before an end: the client has said that it sends no further requests.
@@ -194,7 +195,7 @@ class ModelQueue:
             case RequestKind.FORWARD | RequestKind.GRADIENT:
                 backward = request.kind is RequestKind.GRADIENT
                 report = await self._runs.compute_losses(await self._job(), request.payload, backward=backward)
-                return await trio.to_thread.run_sync(self._encoders.losses, report)
+                return await decode_in_thread(self._encoders.losses, report)
             case RequestKind.STEP:
                 return self._encoders.step(await self._step(request))
             case RequestKind.SAMPLER:
@@ -248,21 +249,21 @@ class ModelQueue:
                 except UserError:  # A run without a model may have the last place.
                     await self._end_unused_runs()
                     job = await open_run()
-                await trio.to_thread.run_sync(self._store.set_job, self.model, job, number)
+                await run_in_thread(self._store.set_job, self.model, job, number)
             await self._end_unused_runs()
 
     async def _end_unused_runs(self) -> None:
-        await self._runs.end_unused_runs(await trio.to_thread.run_sync(self._store.list_jobs))
+        await self._runs.end_unused_runs(await run_in_thread(self._store.list_jobs))
 
     async def _step(self, request: StoredRequest) -> StepOutcome:
         job = await self._job()
-        gradients = await trio.to_thread.run_sync(self._store.gradients_since_step, self.model, request.number)
+        gradients = await run_in_thread(self._store.gradients_since_step, self.model, request.number)
         if not gradients:
             raise UserError("this step has no gradient: call forward_backward before optim_step")
         step = request.step
         if step is None:
             step = await self._runs.wait_for_turn(job)
-            await trio.to_thread.run_sync(self._store.set_step, self.model, request.number, step)
+            await run_in_thread(self._store.set_step, self.model, request.number, step)
         bodies = [partial(self._store.read_payload, self.model, number) for number in gradients]
         return await self._runs.take_step(job, step, bodies, codec.decode(OptimizerStep, request.payload))
 
@@ -273,6 +274,6 @@ class ModelQueue:
         return job
 
     async def _model(self) -> StoredModel:
-        model = await trio.to_thread.run_sync(self._store.find_model, self.model)
+        model = await run_in_thread(self._store.find_model, self.model)
         assert model is not None, "models with requests are not deleted"
         return model

@@ -14,6 +14,7 @@ from clients.gateway.checkpoints import WEIGHTS, Checkpoints, checkpoint_path, e
 from clients.gateway.client_runs import ClientRuns
 from clients.gateway.model_queue import CreateModel
 from clients.gateway.request_store import CreatedModel, RequestStore, StoredCheckpoint, owner_of
+from clients.gateway.threads import run_in_thread
 from clients.records import AdapterSettings
 from protocol import codec
 from protocol.errors import UserError
@@ -37,7 +38,7 @@ class RestApi:
     runs: ClientRuns
 
     async def list_training_runs(self, key: ApiKey, limit: int, offset: int) -> Json:
-        models, total = await trio.to_thread.run_sync(self.store.list_created_models, owner_of(key), limit, offset)
+        models, total = await run_in_thread(self.store.list_created_models, owner_of(key), limit, offset)
         return {"training_runs": await self._show_runs(key, models), "cursor": _cursor(limit, offset, total)}
 
     async def get_training_run(self, key: ApiKey, run_id: str) -> Json:
@@ -46,10 +47,10 @@ class RestApi:
 
     async def list_checkpoints(self, key: ApiKey, run_id: str) -> Json:
         await self._require_run(key, run_id)
-        return {"checkpoints": (await trio.to_thread.run_sync(self._show_checkpoints, key, run_id))[0]}
+        return {"checkpoints": (await run_in_thread(self._show_checkpoints, key, run_id))[0]}
 
     async def list_all_checkpoints(self, key: ApiKey, limit: int, offset: int) -> Json:
-        page, total = await trio.to_thread.run_sync(self._show_checkpoints, key, None, offset, offset + limit)
+        page, total = await run_in_thread(self._show_checkpoints, key, None, offset, offset + limit)
         return {"checkpoints": page, "cursor": _cursor(limit, offset, total)}
 
     async def show_weights(self, key: ApiKey, tinker_path: str) -> Json:
@@ -91,25 +92,25 @@ class RestApi:
             raise HttpProblem("not-found", str(error)) from None
 
     async def list_sessions(self, key: ApiKey, limit: int, offset: int) -> Json:
-        sessions, total = await trio.to_thread.run_sync(self.store.list_sessions, owner_of(key), limit, offset)
+        sessions, total = await run_in_thread(self.store.list_sessions, owner_of(key), limit, offset)
         return {"sessions": sessions, "cursor": _cursor(limit, offset, total)}
 
     async def get_session(self, key: ApiKey, session_id: str) -> Json:
         owner = owner_of(key)
-        models = await trio.to_thread.run_sync(self.store.list_session_models, owner, session_id, LISTED_MAX)
-        samplers = await trio.to_thread.run_sync(self.store.list_session_samplers, owner, session_id, LISTED_MAX)
+        models = await run_in_thread(self.store.list_session_models, owner, session_id, LISTED_MAX)
+        samplers = await run_in_thread(self.store.list_session_samplers, owner, session_id, LISTED_MAX)
         if not models and not samplers:
             raise HttpProblem("not-found", f"no session {session_id!r} with a model or a sampler")
         return {"training_run_ids": models, "sampler_ids": samplers}
 
     async def _require_run(self, key: ApiKey, run: str) -> CreatedModel:
-        found = await trio.to_thread.run_sync(self.store.find_created_model, owner_of(key), run)
+        found = await run_in_thread(self.store.find_created_model, owner_of(key), run)
         if found is None:
             raise HttpProblem("not-found", f"no training run {run!r}: `list_training_runs` lists yours")
         return found
 
     async def _show_runs(self, key: ApiKey, models: Sequence[CreatedModel]) -> list[Json]:
-        return await trio.to_thread.run_sync(lambda: [self._show_run(key, model) for model in models])
+        return await run_in_thread(lambda: [self._show_run(key, model) for model in models])
 
     def _show_run(self, key: ApiKey, model: CreatedModel) -> Json:
         described = describe_run(self.peer, model.job) or codec.decode(CreateModel, model.creation)

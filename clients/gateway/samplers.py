@@ -20,6 +20,7 @@ import trio
 
 from clients.gateway.request_store import RequestStore, StoredCheckpoint, StoredSampler
 from clients.gateway.sample_request import SampleRequest, pack_tokens, parse_sample_request
+from clients.gateway.threads import decode_in_thread, run_in_thread
 from clients.records import TOKEN_BYTES
 from clients.wire.results import SampledSequence, StopReason, encode_samples
 from ledger.jobs import Job
@@ -72,22 +73,22 @@ class Samplers:
         """Open a sampler of a finished job, given by its name or id. Raises `UserError`."""
         reference, _, _ = resolve_base_job(self._peer, base, "base_model")
         stored = StoredSampler(sampler, owner, reference.job, reference.round)
-        await trio.to_thread.run_sync(self._store.add_sampler, stored)
+        await run_in_thread(self._store.add_sampler, stored)
 
     async def open_saved(self, sampler: str, found: StoredCheckpoint) -> None:
         """Open a sampler of a checkpoint."""
         stored = StoredSampler(sampler, found.owner, found.job, found.round, path=found.path)
-        await trio.to_thread.run_sync(self._store.add_sampler, stored)
+        await run_in_thread(self._store.add_sampler, stored)
 
     async def open_run(self, sampler: str, model: str, key: bytes) -> None:
         """Open a sampler of the present adapters of a client's model. No step of its run may be open until this call returns."""
-        job, known = self._job(key), await trio.to_thread.run_sync(self._store.find_model, model)
+        job, known = self._job(key), await run_in_thread(self._store.find_model, model)
         assert known is not None
         copy = self._copy_of(key, job.round)
         if not copy.is_dir():
             source = self._peer.make_round_context(key, job.round, job).model_directory
-            await trio.to_thread.run_sync(_copy_directory, source, copy)
-        await trio.to_thread.run_sync(self._store.add_sampler, StoredSampler(sampler, known.owner, key, job.round, model))
+            await run_in_thread(_copy_directory, source, copy)
+        await run_in_thread(self._store.add_sampler, StoredSampler(sampler, known.owner, key, job.round, model))
         await self._delete_copies_but(model, SAMPLERS_OF_MODEL_MAX)
 
     async def delete_copies(self, model: str) -> None:
@@ -95,9 +96,9 @@ class Samplers:
         await self._delete_copies_but(model, 0)
 
     async def _delete_copies_but(self, model: str, newest: int) -> None:
-        copies = [self._copy_of(*each) for each in await trio.to_thread.run_sync(self._store.list_copied_models, model)]
+        copies = [self._copy_of(*each) for each in await run_in_thread(self._store.list_copied_models, model)]
         old = set(copies[newest:]) - set(copies[:newest])
-        await trio.to_thread.run_sync(_delete_directories, self._folder, old)
+        await run_in_thread(_delete_directories, self._folder, old)
 
     def _copy_of(self, key: bytes, round: int) -> Path:
         return self._folder / f"{key.hex()[:32]}-{round}"
@@ -126,7 +127,7 @@ class Samplers:
             job = self._job(sampler.job)
             model = JobSpec.decode(job.spec).model
             # A prompt may have some ten thousand numbers, so it is checked in a thread.
-            request = await trio.to_thread.run_sync(parse_sample_request, given, model.context, model.vocabulary)
+            request = await decode_in_thread(parse_sample_request, given, model.context, model.vocabulary)
             del given  # A thousand waiting requests with their JSON would take gigabytes.
             if refusal := spend(request.tokens_max):
                 raise UserError(refusal)
@@ -154,7 +155,7 @@ class Samplers:
                 raise UserError(f"the adapters of sampler {sampler.sampler!r} are deleted: {why}")
         stops = list(request.stop_tokens)
         if request.stops_at_end:
-            end = await trio.to_thread.run_sync(self._end_of_text, context.spec)
+            end = await run_in_thread(self._end_of_text, context.spec)
             stops += [] if end is None else [end]
         asked = GenerateTokensRequest(
             sampler.job,
@@ -166,7 +167,7 @@ class Samplers:
         )
         samples = await generate_tokens(lambda each: worker.ask_worker(context, each), asked)
         logprobs = await _score_prompt(worker, context, str(directory), request.prompt) if request.scores_prompt else None
-        return await trio.to_thread.run_sync(_encode_result, request, samples, logprobs)
+        return await decode_in_thread(_encode_result, request, samples, logprobs)
 
     def _end_of_text(self, spec: JobSpec) -> int | None:
         if spec.tokenizer is None:

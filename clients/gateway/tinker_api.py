@@ -43,6 +43,7 @@ from clients.gateway.request_store import (
 )
 from clients.gateway.rest_api import RestApi, describe_run
 from clients.gateway.samplers import SampleFault, Samplers
+from clients.gateway.threads import decode_in_thread, run_in_thread
 from clients.ledger.clients_module import StepOutcome
 from clients.records import RANK_MAX, OptimizerStep
 from clients.wire.gradient_request import SEQ_ID_MAX, decode_gradient_request
@@ -122,14 +123,14 @@ class TinkerApi:
 
     async def _require_model(self, key: ApiKey, model: str) -> StoredModel:
         """Return a model of this key. Raises `HttpProblem`."""
-        known = await trio.to_thread.run_sync(self._store.find_model, model)
+        known = await run_in_thread(self._store.find_model, model)
         if known is None or known.owner != owner_of(key):
             raise HttpProblem("not-found", f"no model {model!r}: create one with create_model")
         return known
 
     async def run_tasks(self) -> None:
         """Compute the requests of all models, also those of an earlier process."""
-        for model in await trio.to_thread.run_sync(self._store.list_pending_models):
+        for model in await run_in_thread(self._store.list_pending_models):
             self._wake_queue(model)
         async with trio.open_nursery() as nursery:
             async for task in self._new_tasks:
@@ -183,7 +184,7 @@ class TinkerApi:
 
     async def close_session(self, key: ApiKey, session_id: str) -> Json:
         """Request the ends of a session's runs. Each follows the requests of its model."""
-        for model in await trio.to_thread.run_sync(self._store.list_unended_models, owner_of(key), session_id):
+        for model in await run_in_thread(self._store.list_unended_models, owner_of(key), session_id):
             await self._add(key, model, END_NUMBER, RequestKind.END, b"")
         return {}
 
@@ -222,7 +223,7 @@ class TinkerApi:
         """Request the creation of a model. An error of `make_request` is the failure of the future."""
         owner = owner_of(key)
         async with self._creating:  # so that two requests together cannot exceed the quota
-            known = await trio.to_thread.run_sync(self._store.find_model, model)
+            known = await run_in_thread(self._store.find_model, model)
             if known is not None and known.owner != owner:
                 raise HttpProblem("not-found", f"session {session!r} belongs to another key")
             kind, payload = RequestKind.INVALID, b""
@@ -234,14 +235,14 @@ class TinkerApi:
                     kind = RequestKind.CREATE
                 except UserError as error:
                     payload = str(error).encode()
-            await trio.to_thread.run_sync(self._store.add_model, model, session, owner)
+            await run_in_thread(self._store.add_model, model, session, owner)
             await self._add(key, model, CREATE_NUMBER, kind, payload)
-            await trio.to_thread.run_sync(self._store.drop_old_models, owner, OLD_MODELS_MAX, self._runs.time_ms)
+            await run_in_thread(self._store.drop_old_models, owner, OLD_MODELS_MAX, self._runs.time_ms)
         return {"request_id": request_id(model, CREATE_NUMBER), "model_id": model}
 
     async def _count_models(self, owner: str) -> int:
         """Return the number of an owner's models that are being created, or whose run is unfinished."""
-        jobs = await trio.to_thread.run_sync(self._store.list_owner_jobs, owner)
+        jobs = await run_in_thread(self._store.list_owner_jobs, owner)
         return sum(job is None or self._runs.is_unfinished(job) for job in jobs)
 
     # Checkpoints -----------------------------------------------------------------------------------------------------
@@ -290,7 +291,7 @@ class TinkerApi:
 
     async def get_info(self, key: ApiKey, model_id: str) -> Json:
         known = await self._require_model(key, model_id)
-        created = await trio.to_thread.run_sync(self._store.find_created_model, known.owner, model_id)
+        created = await run_in_thread(self._store.find_created_model, known.owner, model_id)
         if created is None:
             raise HttpProblem("not-found", f"model {model_id!r} was not created: see the failure of create_model")
         model = describe_run(self._peer, known.job) or codec.decode(CreateModel, created.creation)
@@ -307,17 +308,17 @@ class TinkerApi:
 
     async def forward_backward(self, key: ApiKey, body: bytes) -> Json:
         try:
-            request = await trio.to_thread.run_sync(decode_gradient_request, body)
+            request = await decode_in_thread(decode_gradient_request, body)
         except RemoteProtocolError as error:  # it names no model or no number, so no future can fail
             raise HttpProblem("malformed", error.detail) from None
         kind, payload = RequestKind.INVALID, (request.problem or "").encode()
         await self._require_model(key, request.model_id)
         # A repeated request costs no tokens.
-        known = await trio.to_thread.run_sync(self._store.find_outcome, request.model_id, request.seq_id)
+        known = await run_in_thread(self._store.find_outcome, request.model_id, request.seq_id)
         if known is None and request.body is not None:
             await self._require_place(request.model_id, request.seq_id)
             refusal = self.desk.api_keys.spend_tokens(key, request.body.tokens, time.monotonic())
-            payload = (refusal or "").encode() or await trio.to_thread.run_sync(codec.encode, request.body)
+            payload = (refusal or "").encode() or await decode_in_thread(codec.encode, request.body)
             if not refusal:
                 kind = RequestKind.FORWARD if request.forward_only else RequestKind.GRADIENT
         await self._add(key, request.model_id, request.seq_id, kind, payload)
@@ -339,15 +340,15 @@ class TinkerApi:
         # Steps and ends are always allowed, because they free the bytes of gradients.
         stored_max = -1 if kind in (RequestKind.STEP, RequestKind.END) else key.stored_bytes_max
         owner, add = owner_of(key), self._store.add_request
-        if not await trio.to_thread.run_sync(add, model, number, kind, payload, owner, self._runs.time_ms, stored_max):
-            stored = await trio.to_thread.run_sync(self._store.stored_bytes, owner, self._runs.time_ms)
+        if not await run_in_thread(add, model, number, kind, payload, owner, self._runs.time_ms, stored_max):
+            stored = await run_in_thread(self._store.stored_bytes, owner, self._runs.time_ms)
             fault = f"the key {key.name!r} stores {stored:,} bytes, its quota is {key.stored_bytes_max:,}"
-            await trio.to_thread.run_sync(add, model, number, RequestKind.INVALID, fault.encode())
+            await run_in_thread(add, model, number, RequestKind.INVALID, fault.encode())
         self._wake_queue(model)
 
     async def _require_place(self, model: str, number: int) -> None:
         """Raise `HttpProblem` if too many requests of a model have no outcome. The SDK repeats such a request."""
-        pending, largest = await trio.to_thread.run_sync(self._store.count_pending, model)
+        pending, largest = await run_in_thread(self._store.count_pending, model)
         # A number before others that wait holds them up, so it is accepted longer.
         if number < END_NUMBER and pending >= (PENDING_MAX if number > largest else 2 * PENDING_MAX):
             raise HttpProblem("too-many", f"{pending} requests of {model!r} wait for their results", retry_after=1)
@@ -444,7 +445,7 @@ class TinkerApi:
 
     async def _require_sampler(self, key: ApiKey, name: str) -> StoredSampler:
         """Return a sampler of this key. Raises `HttpProblem`."""
-        sampler = await trio.to_thread.run_sync(self._store.find_sampler, name)
+        sampler = await run_in_thread(self._store.find_sampler, name)
         if sampler is None or sampler.owner != owner_of(key):
             raise HttpProblem("not-found", f"no sampler {name!r}: create one with create_sampling_client")
         return sampler
@@ -456,10 +457,10 @@ class TinkerApi:
         if SAMPLER_PART in model:
             await self._require_sampler(key, model)
             return self._samples_reply(request_id)
-        known, request = await trio.to_thread.run_sync(self._store.find_model, model), None
+        known, request = await run_in_thread(self._store.find_model, model), None
         is_number = number.isascii() and number.isdecimal() and len(number) <= len(str(SEQ_ID_MAX))
         if known is not None and known.owner == owner_of(key) and is_number:
-            request = await trio.to_thread.run_sync(self._store.find_outcome, model, int(number))
+            request = await run_in_thread(self._store.find_outcome, model, int(number))
         if request is None:
             unknown = reprlib.repr(request_id)
             raise HttpProblem("not-found", f"no request {unknown}: it was not sent, or its result was dropped after many others")

@@ -27,14 +27,18 @@ STRANGE: tuple[Any, ...] = (None, -1, 0, 1.5, 10**400, float("nan"), "", "a/b", 
 class SavingRuns(ScriptedRuns):
     """Scripted runs with checkpoints."""
 
-    async def save_model(self, key: bytes, name: str, expires_ms: int) -> tuple[ModelReference, int]:
-        return ModelReference(key, 1, key), 9
+    def model_bytes(self, key: bytes) -> int:
+        return 9
+
+    async def save_model(self, key: bytes, name: str, expires_ms: int) -> ModelReference:
+        return ModelReference(key, 1, key)
 
     def is_present_model(self, model: ModelReference, key: bytes) -> bool:
         return model.job == key
 
-    async def set_expiry(self, key: bytes, name: str, expires_ms: int) -> None:
+    async def set_expiry(self, key: bytes, name: str, expires_ms: int) -> bool:
         await trio.sleep(self.seconds)
+        return True
 
     async def continue_run(self, saved: ModelReference, *, with_moments: bool) -> bytes:
         return await self.open_run("base", rank=1, seed=0)

@@ -411,6 +411,15 @@ def test_a_truncated_request_has_a_problem_if_its_number_is_known() -> None:
             assert decode_gradient_request(data[:size]).problem
 
 
+def test_the_largest_batch_has_fewer_fields_than_allowed() -> None:
+    """A batch of the loss with the most inputs, with several chunks for each text, is decoded. 64 more fields each are not."""
+    request = written(body(ClientLoss.GSPO, examples=EXAMPLES_MAX))
+    assert decode_gradient_request(request.SerializeToString()).problem is None
+    unknown = encode_varint(100, 1) * (64 * EXAMPLES_MAX)
+    problem = decode_gradient_request(request_with() + unknown).problem
+    assert problem is not None and "more than 65536 fields" in problem, "a decoder occupies a thread for 0.2 s at most"
+
+
 SMALL = b"\x0a\x00" * (1 << 15)  # 32,768 empty fields
 HOSTILE = {
     "examples": encode_bytes(3, b"") * (1 << 15),

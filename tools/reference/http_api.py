@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from clients.gateway.http_routes import BODY_BYTES_MAX as GRADIENT_BYTES_MAX
+from clients.gateway.http_routes import SAMPLE_BYTES_MAX
 from curation.service.annotators.annotator_api import ANSWERS_PER_MINUTE, GIVE_BACK_BURST, GIVE_BACK_INTERVAL_SECONDS
 from curation.service.annotators.session_api import ENROLMENT_BURST, ENROLMENT_INTERVAL_SECONDS
 from curation.service.public_api import OPEN_EXPORTS_MAX, TURN_WAIT_SECONDS
@@ -14,6 +16,7 @@ from web import connection_limits
 from web.app import UPLOADS_MAX
 from web.calls import REQUIRED, RequestField
 from web.event_stream import KEEPALIVE_SECONDS, LISTENER_QUEUE_MAX, LISTENERS_MAX, LISTENERS_OF_HOST_MAX, REPLAY_EVENTS_MAX
+from web.large_bodies import LARGE_BODIES_BYTES_MAX
 from web.routes import BODY_BYTES_MAX, FILE_BYTES_MAX, OPERATOR, ClientClass, Route
 from web.site import load_site
 
@@ -102,7 +105,10 @@ A host is an IPv4 address, or a /64 network of IPv6.
 
 | resource | limit | beyond it |
 |---|---|---|
-| body of a request | {BODY_BYTES_MAX >> 10} KiB; a file of tasks {FILE_BYTES_MAX >> 20} MiB | `too-large` |
+| body of a request | {BODY_BYTES_MAX >> 10} KiB; a file of tasks {FILE_BYTES_MAX >> 20} MiB; a request for a gradient \
+{GRADIENT_BYTES_MAX >> 20} MiB, for samples {SAMPLE_BYTES_MAX >> 20} MiB | `too-large` |
+| larger bodies of programs in memory | {LARGE_BODIES_BYTES_MAX >> 20} MiB; of one token half of the bytes that others leave | \
+`too-many` |
 | connections | 512, fewer if `ulimit -n` is low; of one host 1/{connection_limits.HOST_SHARE_DIVISOR} of them | the host's \
 oldest connection is closed, idle ones first; one that began less than {connection_limits.YOUNG_SECONDS:g} s ago does not count |
 | calls that wait for a result | all connections but 1/{connection_limits.VISITOR_SHARE_DIVISOR}; they count for no host | \
