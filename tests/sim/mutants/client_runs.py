@@ -149,7 +149,7 @@ CLIENT_RUNS = (
         "steps-starve-a-job",
         "one step follows the other, and a training job waits",
         ("client turns",),
-        changed(ClientsModule._requests, "(closed | ended) & runs.keys() and (paused or", "False and (paused or"),
+        changed(ClientsModule._requests, "bool((closed | ended) & runs.keys())", "False"),
         SERVES,
     ),
     Mutant(
@@ -163,7 +163,7 @@ CLIENT_RUNS = (
         "young-steps-first",
         "a step begins before an older one",
         ("client turns",),
-        changed(ClientsModule._requests, "(_since(runs[key]), key)", "(-_since(runs[key]), key)"),
+        changed(ClientsModule._requests, "_since(runs[key]), key)", "-_since(runs[key]), key)"),
         SERVES,
     ),
     Mutant(
@@ -191,7 +191,7 @@ CLIENT_RUNS = (
         "checkpoint-dropped-early",
         "a checkpoint with an expiry is dropped at once",
         ("client checkpoints",),
-        changed(ClientsModule.settle_block, "0 < of.expires_ms <= context.time_ms", "0 < of.expires_ms"),
+        changed(ClientsModule.settle_block, "0 < of.expires_ms <= now", "0 < of.expires_ms"),
         SERVES,
     ),
     Mutant(
@@ -205,9 +205,7 @@ CLIENT_RUNS = (
         "job-of-checkpoints-forgotten",
         "the job of a run that is over is forgotten, although it has checkpoints",
         ("client steps",),
-        together(
-            replaced(jobs, "UNTRAINED_KEPT_MAX", 0), changed(ClientsModule.settle_block, "saved.append(JobRetained(key))", "pass")
-        ),
+        together(replaced(jobs, "UNTRAINED_KEPT_MAX", 0), changed(ClientsModule.settle_block, "[JobRetained(key), *(", "[*(")),
         SERVES_LONG,
     ),
     Mutant(
