@@ -8,7 +8,7 @@ A gateway is the peer that serves the program. It opens a run, and requests one 
 | opens | waits until no other round that needs a worker is open |
 | accepts the update | is done |
 | accepts nothing | stays open, and its next round has another trainer |
-| accepts nothing for the last of `ATTEMPTS_MAX` times, or once by each trainer | failed; the model is unchanged |
+| accepts nothing for the last of `ATTEMPTS_MAX` times, or of the last trainer | failed; the model is unchanged |
 
 The gateway computes the update of the first round, because it already has the gradients. The hash of job and step determines the
 order of the other trainers.
@@ -153,10 +153,14 @@ class Checkpoint:
 class OpenStep:
     brief: StepBrief
     since: Count  # height of the block with the request
-    tried: Annotated[tuple[Key, ...], Length(0, ATTEMPTS_MAX)] = ()  # trainers of this step's closed rounds, in order
-    attempts: Count = 0  # closed rounds of this step, which accepted nothing
+    tried: Annotated[tuple[Key, ...], Length(0, ATTEMPTS_MAX)] = ()  # trainer of each closed round, which accepted nothing
     # Time of the block that opened the present round, which is known from the next block on. 0: unknown, or no round is open.
     opened_ms: Count = 0
+
+    @property
+    def attempts(self) -> int:
+        """Number of closed rounds of this step."""
+        return len(self.tried)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +170,7 @@ class StepOutcome:
     step: Count
     round: Count  # the step's last round
     is_accepted: bool
-    # Reason -> number of rounds in which the trainer's update was refused for it, or was absent.
+    # Reason -> number of rounds that refused an update for it, or in which the trainer's update was absent.
     rejected: Annotated[dict[Name, Count], Length(0, REASONS_MAX)] = field(default_factory=dict)
 
 
@@ -349,7 +353,7 @@ class ClientsModule(Module[ClientsState]):
             if run.is_over:
                 runs[key] = replace(run, open_step=None)
             elif key in closed:
-                runs[key] = _after_round(run, closed[key], len(trainers_in_order(jobs[key], key, run, members)))
+                runs[key] = _after_round(run, closed[key], jobs[key], members)
             else:
                 runs[key] = replace(run, open_step=replace(step, opened_ms=step.opened_ms or now))
         for key, run in runs.items():
@@ -427,20 +431,20 @@ def _since(run: ClientRun) -> int:
     return run.open_step.since
 
 
-def _after_round(run: ClientRun, closed: ClosedRound, trainers: int) -> ClientRun:
-    """Return the run after a round of its open step. `trainers` is the number of members that may train."""
-    assert run.open_step is not None, "a round opens for a step"
-    outcome = closed.outcome
-    step = replace(run.open_step, tried=(*run.open_step.tried, *sorted({*outcome.rejected, *outcome.absent})))
+def _after_round(run: ClientRun, closed: ClosedRound, job: Job, members: MembersState) -> ClientRun:
+    """Return the run after a round of its open step."""
+    step, outcome = run.open_step, closed.outcome
+    assert step is not None, "a round opens for a step"
     rejected = dict(run.last.rejected) if run.last is not None and run.last.step == step.brief.step else {}
-    for trainer in sorted({*outcome.rejected, *outcome.absent}):
-        reason = ABSENT if trainer in outcome.absent else outcome.rejection_reason(trainer)
+    if not outcome.accepted:
+        reason = next(map(outcome.rejection_reason, sorted(outcome.rejected)), ABSENT)
         rejected[reason] = rejected.get(reason, 0) + 1
-    run = replace(run, last=StepOutcome(step.brief.step, closed.round, bool(outcome.accepted), rejected))
-    attempts = step.attempts + 1
-    if outcome.accepted or attempts >= min(ATTEMPTS_MAX, trainers):
-        return replace(run, next_step=run.next_step + 1, open_step=None)
-    return replace(run, open_step=replace(step, attempts=attempts, opened_ms=0))
+    last = StepOutcome(step.brief.step, closed.round, bool(outcome.accepted), rejected)
+    # A renewed round also has former trainers. It awaits nobody if the last one has given up its role.
+    step = replace(step, tried=(*step.tried, (*job.awaited, *job.trainers)[0]), opened_ms=0)
+    run = replace(run, last=last, open_step=step)
+    has_failed = step.attempts == ATTEMPTS_MAX or not trainers_in_order(job, closed.job, run, members)
+    return replace(run, next_step=run.next_step + 1, open_step=None) if outcome.accepted or has_failed else run
 
 
 def _with_round(lost: Mapping[bytes, LostTime], owner: bytes, step: OpenStep, now_ms: int) -> dict[bytes, LostTime]:
@@ -455,10 +459,10 @@ def _brief(key: bytes, job: Job, run: ClientRun, members: MembersState, present:
     Nothing is yielded if nobody can train.
     """
     assert run.open_step is not None
-    order = trainers_in_order(job, key, run, members)
+    # All others may have left since the last round.
+    order = trainers_in_order(job, key, run, members) or trainers_in_order(job, key, replace(run, open_step=None), members)
     successors = [trainer for trainer in map(members.current_key, present) if trainer in order]
-    if order:
-        trainer = successors[0] if successors else order[run.open_step.attempts % len(order)]
+    for trainer in (*successors, *order)[:1]:
         yield JobBrief(key, trainer, encode(run.open_step.brief))
 
 
@@ -539,17 +543,14 @@ def _own(state: ClientsState, members: MembersState, key: bytes, author: bytes, 
 
 
 def trainers_in_order(job: Job, key: bytes, run: ClientRun, members: MembersState) -> list[bytes]:
-    """Return the members that may train the run's next step, in the order of their attempts.
+    """Return the members that may still train the run's open or next step, in the order of their attempts.
 
-    First are those that have tried, so that their suspension takes no attempt from others. Then follows the owner, if it trains.
-    Suspended trainers are left out, unless no other is there.
+    The owner is first, if it trains. Suspended trainers are left out, unless no other is there.
     """
-    step, before = run.next_step, run.open_step.tried if run.open_step is not None else ()
-    tried = [members.current_key(member) for member in before]
     trains = [member for member, of in members.members.items() if TRAINER in of.roles and members.may_be_awaited(member)]
     able = {member for member in trains if member not in job.suspended_trainers} or {*trains}
-    owner = members.current_key(run.owner)
-    rest = sorted(
+    tried = map(members.current_key, run.open_step.tried if run.open_step is not None else ())
+    owner, step = members.current_key(run.owner), run.next_step
+    return sorted(
         able.difference(tried), key=lambda member: (member != owner, hashlib.sha256(encode((key, step, member))).digest())
     )
-    return [*tried, *rest] if rest else [member for member in tried if member in trains]
