@@ -22,7 +22,9 @@ SERVES = Scenario(serves=True, blocks=40)
 SERVES_LONG = replace(SERVES, blocks=90)  # so that runs with checkpoints end
 SERVES_ALONE = replace(SERVES, jobs=False, blocks=90)  # so that many runs have rounds
 WITHHELD = replace(SERVES, liars=("signs-again",), blocks=60)  # half of the liar's steps have data that only it has
+LATE = replace(WITHHELD, blocks=120, lost_ms_max=500)  # the liar's steps are soon late, and a training job goes on
 WITHHELD_LONG = replace(WITHHELD, jobs=False, blocks=120)  # such steps come to their end
+LATE_ALONE = replace(LATE, jobs=False)  # late steps begin again
 
 
 def changed(function: Any, line: str, instead: str) -> Plant:
@@ -179,6 +181,43 @@ CLIENT_RUNS = (
         ("client turns",),
         changed(ClientsModule._requests, "running - closed - over", "running - closed"),
         SERVES_ALONE,
+    ),
+    Mutant(
+        "late-steps-begin",
+        "steps of a gateway that lost too much time still take turns with a training job",
+        ("client turns", "client late"),
+        changed(ClientsModule._requests, "> LOST_MS_MAX", "> 1 << 40"),
+        LATE,
+    ),
+    Mutant(
+        "late-steps-wait-for-ever",
+        "late steps do not begin although nothing else waits",
+        ("client turns",),
+        changed(ClientsModule._requests, "if not waiting or stay_open:", "if not waiting or stay_open or is_late[waiting[0]]:"),
+        LATE_ALONE,
+    ),
+    Mutant(
+        "lost-time-of-abandoned-rounds",
+        "who ends a run in time loses no time",
+        ("client late",),
+        changed(ClientsModule.settle_block, "key in closed or is_abandoned", "key in closed"),
+        LATE,
+    ),
+    Mutant(
+        "lost-time-not-forgiven",
+        "lost time stays for ever",
+        ("client late",),
+        replaced(clients_module, "LOST_PART", 1 << 40),
+        LATE,
+    ),
+    Mutant(
+        "ended-run-trains-on",
+        "the job of a run goes on after the run's end",
+        ("client steps",),
+        changed(
+            ClientsModule.apply_transaction, "replace(run, is_over=True), JobHalt(key, said.author)", "replace(run, is_over=True)"
+        ),
+        SERVES,
     ),
     Mutant(
         "absent-trainer-stops-a-step",
