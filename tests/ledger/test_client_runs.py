@@ -845,6 +845,16 @@ def test_a_run_whose_job_the_voters_stop_is_over(world: Clients) -> None:
     assert world.job(key).phase is JobPhase.FINISHED and not world.state.module_state(ClientsState).runs
 
 
+@pytest.mark.parametrize("has_round", [False, True])
+def test_a_run_ends_also_if_its_owner_rotates_in_the_same_block(world: Clients, has_round: bool) -> None:
+    key = world.open()
+    if has_round:
+        world.request(key, 0)
+    new = FastSigner("new key of the owner")
+    world.decide(world.tx(OWNER, "client/end", EndRun(key)), world.rotation(OWNER, new, 2))
+    assert world.job(key).phase is JobPhase.FINISHED and not world.clients.runs and not world.open_jobs()
+
+
 def refused_open(world: Clients, owner: FastSigner = OWNER, spec: bytes = SPEC) -> str:
     return str(world.problem(world.tx(owner, "client/open", OpenRun(spec))))
 
@@ -1110,6 +1120,50 @@ def test_an_accepted_step_loses_no_time(world: Clients) -> None:
     world.block_ms = 10 * LOST_MS_MAX
     world.close(key)
     assert not world.state.module_state(ClientsState).lost
+
+
+def lost_ms(world: Clients, owner: FastSigner = OWNER) -> int:
+    """Return the lost time of a member after one further block, with the round that the last one ended."""
+    world.block_ms = 0
+    world.decide_empty(1)
+    lost = world.clients.lost.get(owner.public)
+    return lost.ms if lost is not None else 0
+
+
+@pytest.mark.parametrize("is_expelled", [False, True])
+def test_a_member_that_leaves_during_its_round_loses_the_time(world: Clients, is_expelled: bool) -> None:
+    join(world)
+    key = world.open(GONE)
+    world.request(key, 0, GONE)
+    world.block_ms = SLOW_MS
+    if is_expelled:
+        world.decide(evidence=(world.double(GONE),))
+    else:
+        world.decide(world.tx(GONE, "member/register", RegisterRoles(())))
+    assert not world.clients.runs and lost_ms(world, GONE) == SLOW_MS
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_the_end_of_a_step_that_waits_for_its_round_loses_no_time(world: Clients, kind: str) -> None:
+    world.start(OTHER, LANGUAGE + b":9")
+    key = world.open()
+    world.block_ms = SLOW_MS
+    world.request(key, 0)
+    world.decide_empty(1)
+    world.decide(world.tx(OWNER, kind, ENDS[kind](key)))
+    assert not lost_ms(world)
+
+
+@pytest.mark.parametrize("verdict", [ACCEPT, REPLAY])
+@pytest.mark.parametrize("kind", ENDS)
+def test_a_run_that_ends_as_its_round_closes_loses_the_time_if_nothing_is_accepted(
+    world: Clients, kind: str, verdict: Verdict
+) -> None:
+    key = world.open()
+    world.request(key, 0)
+    world.block_ms = SLOW_MS
+    world.close(key, verdict, world.tx(OWNER, kind, ENDS[kind](key)))
+    assert lost_ms(world) == (SLOW_MS if verdict is REPLAY else 0)
 
 
 def test_a_run_is_a_job_on_request(world: Clients) -> None:
