@@ -8,7 +8,7 @@ A gateway is the peer that serves the program. It opens a run, and requests one 
 | opens | waits until no other round that needs a worker is open |
 | accepts the update | is done |
 | accepts nothing | stays open, and its next round has another trainer |
-| accepts nothing for the last of `ATTEMPTS_MAX` times, or once by each trainer | failed; the model is unchanged |
+| accepts nothing for the last of `ATTEMPTS_MAX` times, or of the last trainer | failed; the model is unchanged |
 
 The gateway computes the update of the first round, because it already has the gradients. The hash of job and step determines the
 order of the other trainers.
@@ -153,10 +153,15 @@ class Checkpoint:
 class OpenStep:
     brief: StepBrief
     since: Count  # height of the block with the request
-    tried: Annotated[tuple[Key, ...], Length(0, ATTEMPTS_MAX)] = ()  # trainers of this step's closed rounds, in order
-    attempts: Count = 0  # closed rounds of this step, which accepted nothing
-    # Time of the block that opened the present round, which is known from the next block on. 0: unknown, or no round is open.
-    opened_ms: Count = 0
+    tried: Annotated[tuple[Key, ...], Length(0, ATTEMPTS_MAX)] = ()  # trainer of each closed round, which accepted nothing
+    # Time of the block that opened the present round. 0: the last block opened it, whose time the next one has. None: no round is
+    # open.
+    opened_ms: Count | None = None
+
+    @property
+    def attempts(self) -> int:
+        """Number of closed rounds of this step."""
+        return len(self.tried)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +171,7 @@ class StepOutcome:
     step: Count
     round: Count  # the step's last round
     is_accepted: bool
-    # Reason -> number of rounds in which the trainer's update was refused for it, or was absent.
+    # Reason -> number of rounds that refused an update for it, or in which the trainer's update was absent.
     rejected: Annotated[dict[Name, Count], Length(0, REASONS_MAX)] = field(default_factory=dict)
 
 
@@ -284,7 +289,7 @@ class ClientsModule(Module[ClientsState]):
             case EndRun(key):
                 run = _own(state, members, key, said.author)
                 _started(view.module_state(JobsState), key)
-                return _changed(state, key, replace(run, is_over=True), JobHalt(key, said.author))
+                return _changed(state, key, replace(run, is_over=True))
             case ClientLimit():
                 return StateChange(_with_limit_vote(state, said.content, said.author, VoterSet(members.voters)))
         raise AssertionError(said.content)
@@ -331,27 +336,25 @@ class ClientsModule(Module[ClientsState]):
         runs, closed = dict(state.runs), {fact.job: fact for fact in context.facts_of(ClosedRound)}
         facts = list[SavedJobModels | JobRetained | JobHalt]()
         for key, run in state.runs.items():
-            owner, step = members.current_key(run.owner), run.open_step
             if key not in jobs:  # The run begins in this block.
                 continue
-            if members.is_departed_key(owner):
-                runs[key] = replace(run, open_step=None, checkpoints={}, is_over=True)
-                facts += [] if run.is_over else [JobHalt(key, owner)]
-                continue
-            if step is None or jobs[key].phase is JobPhase.PAUSED:
-                runs[key] = replace(run, open_step=None) if run.is_over else run
-                continue
+            step, is_finished = run.open_step, jobs[key].phase is JobPhase.FINISHED
+            if members.is_departed_key(run.owner):
+                run = replace(run, checkpoints={}, is_over=True)
+            # `run.owner` is the present key, although the owner may have rotated since its transaction in this block.
+            facts += [JobHalt(key, run.owner)] if run.is_over and not is_finished else []
+            if step is not None and step.opened_ms == 0:
+                step = replace(step, opened_ms=now)
+                run = replace(run, open_step=step)
             is_accepted = key in closed and bool(closed[key].outcome.accepted)
-            is_abandoned = run.is_over or jobs[key].phase is JobPhase.FINISHED
             # A round that the run's end abandons has cost others as much time as one that accepted nothing.
-            if not is_accepted and (key in closed or is_abandoned):
-                lost = _with_round(lost, owner, step, now)
+            if step is not None and step.opened_ms and not is_accepted and (key in closed or run.is_over or is_finished):
+                lost = _with_round(lost, run.owner, step.opened_ms, now)
             if run.is_over:
-                runs[key] = replace(run, open_step=None)
+                run = replace(run, open_step=None)
             elif key in closed:
-                runs[key] = _after_round(run, closed[key], len(trainers_in_order(jobs[key], key, run, members)))
-            else:
-                runs[key] = replace(run, open_step=replace(step, opened_ms=step.opened_ms or now))
+                run = _after_round(run, closed[key], jobs[key], members)
+            runs[key] = run
         for key, run in runs.items():
             left = {name: of for name, of in run.checkpoints.items() if not 0 < of.expires_ms <= now}
             runs[key] = run = run if len(left) == len(run.checkpoints) else replace(run, checkpoints=left)
@@ -364,11 +367,14 @@ class ClientsModule(Module[ClientsState]):
         return StateChange(state, (*facts, *self._requests(state, view, context, closed.keys() & jobs.keys())))
 
     def end_block(self, state: ClientsState, view: StateReader, context: BlockContext) -> StateChange:
-        """Drop the runs whose jobs were not started, and those that are over and have no checkpoints."""
+        """Note the rounds that open, and drop the runs whose jobs were not started or that are over and have no checkpoints."""
         jobs, left = view.module_state(JobsState).jobs, dict[bytes, ClientRun]()
         for key, run in state.runs.items():
-            if key in jobs and jobs[key].phase is JobPhase.FINISHED and not run.is_over:
+            phase, step = jobs[key].phase if key in jobs else JobPhase.FINISHED, run.open_step
+            if phase is JobPhase.FINISHED and not run.is_over:
                 run = replace(run, open_step=None, is_over=True)
+            elif phase is JobPhase.RUNNING and step is not None and step.opened_ms is None:
+                run = replace(run, open_step=replace(step, opened_ms=0))
             if key in jobs and (run.checkpoints or not run.is_over):
                 left[key] = run
         return StateChange(replace(state, runs=left) if left != state.runs else state)
@@ -427,26 +433,26 @@ def _since(run: ClientRun) -> int:
     return run.open_step.since
 
 
-def _after_round(run: ClientRun, closed: ClosedRound, trainers: int) -> ClientRun:
-    """Return the run after a round of its open step. `trainers` is the number of members that may train."""
-    assert run.open_step is not None, "a round opens for a step"
-    outcome = closed.outcome
-    step = replace(run.open_step, tried=(*run.open_step.tried, *sorted({*outcome.rejected, *outcome.absent})))
+def _after_round(run: ClientRun, closed: ClosedRound, job: Job, members: MembersState) -> ClientRun:
+    """Return the run after a round of its open step."""
+    step, outcome = run.open_step, closed.outcome
+    assert step is not None, "a round opens for a step"
     rejected = dict(run.last.rejected) if run.last is not None and run.last.step == step.brief.step else {}
-    for trainer in sorted({*outcome.rejected, *outcome.absent}):
-        reason = ABSENT if trainer in outcome.absent else outcome.rejection_reason(trainer)
+    if not outcome.accepted:
+        reason = next(map(outcome.rejection_reason, sorted(outcome.rejected)), ABSENT)
         rejected[reason] = rejected.get(reason, 0) + 1
-    run = replace(run, last=StepOutcome(step.brief.step, closed.round, bool(outcome.accepted), rejected))
-    attempts = step.attempts + 1
-    if outcome.accepted or attempts >= min(ATTEMPTS_MAX, trainers):
-        return replace(run, next_step=run.next_step + 1, open_step=None)
-    return replace(run, open_step=replace(step, attempts=attempts, opened_ms=0))
+    last = StepOutcome(step.brief.step, closed.round, bool(outcome.accepted), rejected)
+    # A renewed round also has former trainers. It awaits nobody if the last one has given up its role.
+    step = replace(step, tried=(*step.tried, (*job.awaited, *job.trainers)[0]), opened_ms=None)
+    run = replace(run, last=last, open_step=step)
+    has_failed = step.attempts == ATTEMPTS_MAX or not trainers_in_order(job, closed.job, run, members)
+    return replace(run, next_step=run.next_step + 1, open_step=None) if outcome.accepted or has_failed else run
 
 
-def _with_round(lost: Mapping[bytes, LostTime], owner: bytes, step: OpenStep, now_ms: int) -> dict[bytes, LostTime]:
-    """Return the lost times of members after a block that ends a round of the owner's step, which accepted nothing."""
+def _with_round(lost: Mapping[bytes, LostTime], owner: bytes, opened_ms: int, now_ms: int) -> dict[bytes, LostTime]:
+    """Return the lost times of members after a block that ends a round of the owner, which accepted nothing."""
     before = lost[owner].at(now_ms) if owner in lost else LostTime(0, now_ms)
-    return {**lost, owner: replace(before, opened_ms=step.opened_ms or now_ms)}
+    return {**lost, owner: replace(before, opened_ms=opened_ms)}
 
 
 def _brief(key: bytes, job: Job, run: ClientRun, members: MembersState, present: tuple[bytes, ...] = ()) -> Iterator[JobBrief]:
@@ -455,10 +461,10 @@ def _brief(key: bytes, job: Job, run: ClientRun, members: MembersState, present:
     Nothing is yielded if nobody can train.
     """
     assert run.open_step is not None
-    order = trainers_in_order(job, key, run, members)
+    # All others may have left since the last round.
+    order = trainers_in_order(job, key, run, members) or trainers_in_order(job, key, replace(run, open_step=None), members)
     successors = [trainer for trainer in map(members.current_key, present) if trainer in order]
-    if order:
-        trainer = successors[0] if successors else order[run.open_step.attempts % len(order)]
+    for trainer in (*successors, *order)[:1]:
         yield JobBrief(key, trainer, encode(run.open_step.brief))
 
 
@@ -539,17 +545,14 @@ def _own(state: ClientsState, members: MembersState, key: bytes, author: bytes, 
 
 
 def trainers_in_order(job: Job, key: bytes, run: ClientRun, members: MembersState) -> list[bytes]:
-    """Return the members that may train the run's next step, in the order of their attempts.
+    """Return the members that may still train the run's open or next step, in the order of their attempts.
 
-    First are those that have tried, so that their suspension takes no attempt from others. Then follows the owner, if it trains.
-    Suspended trainers are left out, unless no other is there.
+    The owner is first, if it trains. Suspended trainers are left out, unless no other is there.
     """
-    step, before = run.next_step, run.open_step.tried if run.open_step is not None else ()
-    tried = [members.current_key(member) for member in before]
     trains = [member for member, of in members.members.items() if TRAINER in of.roles and members.may_be_awaited(member)]
     able = {member for member in trains if member not in job.suspended_trainers} or {*trains}
-    owner = members.current_key(run.owner)
-    rest = sorted(
+    tried = map(members.current_key, run.open_step.tried if run.open_step is not None else ())
+    owner, step = members.current_key(run.owner), run.next_step
+    return sorted(
         able.difference(tried), key=lambda member: (member != owner, hashlib.sha256(encode((key, step, member))).digest())
     )
-    return [*tried, *rest] if rest else [member for member in tried if member in trains]

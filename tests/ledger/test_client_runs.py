@@ -100,7 +100,9 @@ class Clients(World):
         self.start_chain(replace(self.genesis, modules=newest_module_versions(known)), known)
 
     def decide_body(self, body: bytes, after_ms: int | None = None) -> LedgerState:
-        return super().decide_body(body, self.block_ms if after_ms is None else after_ms)
+        state = super().decide_body(body, self.block_ms if after_ms is None else after_ms)
+        assert not self.failures
+        return state
 
     def hold(self, *jobs: bytes) -> None:
         self.decide(self.tx(PEOPLE[2], "holds/set", Holds(jobs)))
@@ -336,6 +338,93 @@ def test_a_round_whose_voters_have_left_keeps_its_trainer_and_its_brief(world: C
     job = world.job(key)
     assert job.opened_height > before.opened_height and PEOPLE[8].public in job.voters
     assert (job.trainers, job.awaited, job.brief) == (before.trainers, before.awaited, before.brief)
+
+
+def rotated(world: Clients, old: FastSigner, name: str, monkeypatch: pytest.MonkeyPatch) -> FastSigner:
+    """Rotate a member to a key of this name, and return the key."""
+    new = FastSigner(name)
+    monkeypatch.setitem(BY_KEY, new.public, new)
+    world.decide(world.rotation(old, new))
+    return new
+
+
+def close_empty(world: Clients, key: bytes) -> None:
+    """Close the open round without an update."""
+    world.decide(closings=(world.closing(key, {}),))
+
+
+@pytest.mark.parametrize("rotations", [1, ATTEMPTS_MAX + 1])
+def test_an_owner_that_rotates_during_its_round_has_used_one_attempt(rotations: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Clients(4, 4)
+    world.decide(*(world.tx(OWNER, "member/resign", ResignAsVoter()),), empty_after=2)  # its keys do not wait for a vote
+    key, owner = world.open(), OWNER
+    world.request(key, 0)
+    for number in range(rotations):
+        owner = rotated(world, owner, f"key {number} of the owner", monkeypatch)
+    others = {person.public for person in PEOPLE[1:4]}
+    close_empty(world, key)
+    for _ in range(3):
+        run = world.run(key)
+        assert run.open_step is not None and run.last is not None
+        assert run.last.rejected == {"absent": run.open_step.attempts}
+        (trainer,) = world.job(key).trainers
+        others.remove(trainer)
+        close_empty(world, key)
+    run = world.run(key)
+    assert run.open_step is None and run.last is not None and run.last.rejected == {"absent": 4} and not others
+
+
+@pytest.mark.parametrize("step", range(4))  # each step has another order of trainers
+def test_a_trainer_that_succeeds_an_expelled_one_in_its_round_has_used_its_attempt(step: int) -> None:
+    world = Clients(voters=7, trainers=7)
+    key = world.open()
+    train(world, key, step)
+    world.request(key, step)
+    close_empty(world, key)
+    (second,) = world.job(key).awaited
+    world.decide(evidence=(world.double(BY_KEY[second]),))
+    (third,) = world.job(key).awaited
+    close_empty(world, key)
+    open_step = world.run(key).open_step
+    assert open_step is not None and open_step.tried == (OWNER.public, third)
+    assert not {*world.job(key).trainers} & {OWNER.public, second, third}
+    for attempts in range(2, 6):
+        assert world.run(key).open_step is not None, f"{6 - attempts} trainers have not tried"
+        close_empty(world, key)
+    assert world.run(key).open_step is None and world.job(key).phase is JobPhase.PAUSED
+
+
+def test_a_trainer_that_is_left_has_its_attempt_if_the_block_with_the_last_round_expels_its_trainer(world: Clients) -> None:
+    key = world.open()
+    world.request(key, 0)
+    close_empty(world, key)
+    (second,) = world.job(key).trainers
+    world.decide(closings=(world.closing(key, {}),), evidence=(world.double(BY_KEY[second]),))
+    assert world.open_jobs() == {key} and not {*world.job(key).trainers} & {OWNER.public, second}
+
+
+def test_the_only_trainer_that_is_left_tries_again_and_the_step_fails_after_it(world: Clients) -> None:
+    trains, key = world.start(OTHER, LANGUAGE + b":9"), world.open()
+    world.request(key, 0)
+    world.close(trains)
+    close_empty(world, key)
+    world.decide(*(world.tx(person, "member/register", RegisterRoles(())) for person in PEOPLE[1:3]))
+    world.close(trains)
+    assert world.open_jobs() == {key} and world.job(key).trainers == (OWNER.public,)
+    close_empty(world, key)
+    assert world.run(key).open_step is None and world.run(key).next_step == 1
+
+
+def test_a_round_whose_trainer_gives_up_its_role_closes_when_its_voters_have_left_too(world: Clients) -> None:
+    key = world.open()
+    world.request(key, 0)
+    world.decide(world.tx(OWNER, "member/register", RegisterRoles(())))
+    for old, new in zip(PEOPLE[1:3], PEOPLE[8:10], strict=True):
+        world.decide(world.rotation(old, new))
+        world.decide_empty(4)
+    assert not world.job(key).awaited
+    close_empty(world, key)
+    assert world.job(key).trainers != (OWNER.public,) and world.open_jobs() == {key}
 
 
 # Turns -------------------------------------------------------------------------------------------------------------------
@@ -756,6 +845,16 @@ def test_a_run_whose_job_the_voters_stop_is_over(world: Clients) -> None:
     assert world.job(key).phase is JobPhase.FINISHED and not world.state.module_state(ClientsState).runs
 
 
+@pytest.mark.parametrize("has_round", [False, True])
+def test_a_run_ends_also_if_its_owner_rotates_in_the_same_block(world: Clients, has_round: bool) -> None:
+    key = world.open()
+    if has_round:
+        world.request(key, 0)
+    new = FastSigner("new key of the owner")
+    world.decide(world.tx(OWNER, "client/end", EndRun(key)), world.rotation(OWNER, new, 2))
+    assert world.job(key).phase is JobPhase.FINISHED and not world.clients.runs and not world.open_jobs()
+
+
 def refused_open(world: Clients, owner: FastSigner = OWNER, spec: bytes = SPEC) -> str:
     return str(world.problem(world.tx(owner, "client/open", OpenRun(spec))))
 
@@ -1021,6 +1120,50 @@ def test_an_accepted_step_loses_no_time(world: Clients) -> None:
     world.block_ms = 10 * LOST_MS_MAX
     world.close(key)
     assert not world.state.module_state(ClientsState).lost
+
+
+def lost_ms(world: Clients, owner: FastSigner = OWNER) -> int:
+    """Return the lost time of a member after one further block, with the round that the last one ended."""
+    world.block_ms = 0
+    world.decide_empty(1)
+    lost = world.clients.lost.get(owner.public)
+    return lost.ms if lost is not None else 0
+
+
+@pytest.mark.parametrize("is_expelled", [False, True])
+def test_a_member_that_leaves_during_its_round_loses_the_time(world: Clients, is_expelled: bool) -> None:
+    join(world)
+    key = world.open(GONE)
+    world.request(key, 0, GONE)
+    world.block_ms = SLOW_MS
+    if is_expelled:
+        world.decide(evidence=(world.double(GONE),))
+    else:
+        world.decide(world.tx(GONE, "member/register", RegisterRoles(())))
+    assert not world.clients.runs and lost_ms(world, GONE) == SLOW_MS
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_the_end_of_a_step_that_waits_for_its_round_loses_no_time(world: Clients, kind: str) -> None:
+    world.start(OTHER, LANGUAGE + b":9")
+    key = world.open()
+    world.block_ms = SLOW_MS
+    world.request(key, 0)
+    world.decide_empty(1)
+    world.decide(world.tx(OWNER, kind, ENDS[kind](key)))
+    assert not lost_ms(world)
+
+
+@pytest.mark.parametrize("verdict", [ACCEPT, REPLAY])
+@pytest.mark.parametrize("kind", ENDS)
+def test_a_run_that_ends_as_its_round_closes_loses_the_time_if_nothing_is_accepted(
+    world: Clients, kind: str, verdict: Verdict
+) -> None:
+    key = world.open()
+    world.request(key, 0)
+    world.block_ms = SLOW_MS
+    world.close(key, verdict, world.tx(OWNER, kind, ENDS[kind](key)))
+    assert lost_ms(world) == (SLOW_MS if verdict is REPLAY else 0)
 
 
 def test_a_run_is_a_job_on_request(world: Clients) -> None:

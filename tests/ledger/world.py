@@ -181,6 +181,7 @@ class World:
         transition = compute_transition(
             self.rules, before, before.height + 1, before.time_ms + after_ms, before.state_root, decode_body(body)
         )
+        self.failures = transition.failures
         roots = {job: self.new_root(transition.state.jobs.jobs[job], job) for job in stepped(transition)}
         cut = {key: back.anchor.root for key, back in transition.rolled_back.items() if back.round == back.anchor.round}
         state = transition.finish_state(roots | cut)

@@ -21,6 +21,7 @@ from protocol.messages import (
     Vote,
 )
 from tests.sim import partitions
+from tests.sim.client_runs import LOST_MS_MAX
 from tests.sim.disk import Disk
 from tests.sim.invariants import Violation, faults_tolerated
 from tests.sim.network import Link
@@ -62,6 +63,7 @@ class Scenario:
     jobs: bool = True
     minute_ms: int = 0  # of curation
     serves: bool = False  # all founders are gateways of client runs
+    lost_ms_max: int = LOST_MS_MAX  # lost time of a gateway whose steps are not late
     loner: str = ""  # there is a second job, and the others retire its only trainer: "back", it runs; "lost", its disk is damaged
 
     def simulation(self, seed: int) -> Simulation:
@@ -132,6 +134,7 @@ class Scenario:
             minute_ms=self.minute_ms,
             second_job=bool(self.loner),
             gateways=tuple(range(self.n)) if self.serves else (),
+            lost_ms_max=self.lost_ms_max,
             work=self.work or source.choice((0.5, 2.0)),
         )
 
