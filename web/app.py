@@ -7,6 +7,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -169,8 +170,9 @@ def _answerer(
             given["token"] = credentials.token
         said: Json | TextReply | BytesReply | FileReply | HeldReply | tuple[int, Json] = await call(credentials, given)
         if isinstance(said, HeldReply):
-            with connection_limits.held_connection(request):
-                said = await held.hold(said.name, partial(call, credentials, given))
+            with suppress(TimeoutError), connection_limits.held_connection(request, credentials.token) as limit:
+                async with limit:
+                    said = await held.hold(said.name, partial(call, credentials, given))
         if isinstance(said, HeldReply):
             said = said.body
         if isinstance(said, BytesReply):

@@ -45,6 +45,7 @@ class Credentials(NamedTuple):
 
     token: str  # empty on routes for everybody
     host: str  # the client's address; for IPv6, its /64 network
+    is_local: bool  # True for a program on this machine that is no reverse proxy
 
 
 # Problem code -> HTTP status. Features declare further codes in `web.routes.RouteSet.problem_statuses`.

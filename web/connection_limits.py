@@ -13,7 +13,8 @@ A connection does not count for its host's limit until it, or its present reques
 
 A connection with a held reply belongs to a program that the peer serves and that may wait for hundreds of results at once. It is
 never closed for a new connection, and counts for no host. All connections but one in `VISITOR_SHARE_DIVISOR` may be held. A call
-beyond them is refused, so that its program asks again later.
+beyond them takes the place of a held one of the token with the most, whose program is told at once to ask again. If its own token
+then had the most, the call is refused, so that its program asks again later.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class ConnectionSlot:
 
     def __init__(self, host: str, close: Callable[[], object], clock: Callable[[], float]) -> None:
         self.host, self.close, self._clock = host, close, clock
-        self.is_held = False
+        self.is_held, self.token = False, ""
+        self.end_hold: Callable[[], object] = lambda: None
         self.finish_request()
         self._young_until = clock() + YOUNG_SECONDS
 
@@ -106,11 +108,20 @@ class ConnectionSlots:
         self._open.pop(place, None)
 
     @contextmanager
-    def hold_slot(self, place: ConnectionSlot) -> Iterator[None]:
-        """Keep a connection in the `with` block from being closed for others. Raises `HttpProblem` if too many are held."""
-        if sum(place.is_held for place in self._open) >= self._held_max:
-            raise HttpProblem("too-many", "too many calls wait for results: ask again later", HELD_RETRY_SECONDS)
-        place.is_held = True
+    def hold_slot(self, place: ConnectionSlot, token: str, end_hold: Callable[[], object]) -> Iterator[None]:
+        """Keep a connection in the `with` block from being closed for others.
+
+        `end_hold` is called if the connection has to give way to one of another token. Raises `HttpProblem` if too many are held.
+        """
+        held = Counter(place.token for place in self._open if place.is_held)
+        if held.total() >= self._held_max:
+            largest = max(held, key=held.__getitem__, default=token)
+            if held[largest] <= held[token] + 1:  # The two tokens would then change places.
+                raise HttpProblem("too-many", "too many calls wait for results: ask again later", HELD_RETRY_SECONDS)
+            oldest = next(place for place in self._open if place.is_held and place.token == largest)
+            oldest.is_held = False
+            oldest.end_hold()
+        place.is_held, place.token, place.end_hold = True, token, end_hold
         try:
             yield
         finally:
@@ -175,18 +186,19 @@ def set_reply_deadline(request: web.BaseRequest, seconds: float) -> None:
 
 
 @contextmanager
-def held_connection(request: web.BaseRequest) -> Iterator[None]:
+def held_connection(request: web.BaseRequest, token: str) -> Iterator[asyncio.Timeout]:
     """Keep the connection for the result that the current task waits for, and cancel the task when the client closes it.
 
-    Raises `HttpProblem` if too many connections are held.
+    The wait must be in the yielded timeout, which ends when the connection has to give way to one of another token. Raises
+    `HttpProblem` if too many connections are held.
     """
-    handler, task = request.protocol, asyncio.current_task()
+    handler, task, limit = request.protocol, asyncio.current_task(), asyncio.timeout(None)
     assert isinstance(handler, LimitedRequestHandler) and task is not None
     if request.transport is None:  # the connection is closed already
         task.cancel()
     handler.holding = task
     try:
-        with handler.places.hold_slot(handler.place):
-            yield
+        with handler.places.hold_slot(handler.place, token, lambda: limit.reschedule(0.0)):
+            yield limit
     finally:
         handler.holding = None

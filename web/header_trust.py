@@ -59,7 +59,8 @@ def cookie_name(request: web.Request, who: ClientClass) -> str:
 
 def read_credentials(request: web.Request, who: ClientClass | None, known: Collection[ClientClass]) -> Credentials:
     """Return the credentials of a client of the class `who`. Raises `HttpProblem` as `read_token` does."""
-    return Credentials(read_token(request, who, known) if who else "", client_host(request))
+    token = read_token(request, who, known) if who else ""
+    return Credentials(token, client_host(request), is_local_request(request))
 
 
 def read_token(request: web.Request, who: ClientClass, known: Collection[ClientClass]) -> str:

@@ -18,7 +18,7 @@ BODY_BYTES_MAX: Final = 6 << 20  # bytes of a request for a gradient: the SDK di
 # thread run, so larger bodies would interrupt the peer.
 SAMPLE_BYTES_MAX: Final = 1 << 20
 PROGRAM: Final = ClientClass("program", "folkmoot-program", "key", "X-API-Key")
-REFUSED: Final = {"unauthorized": "an unknown key, or a program of another machine while the peer has no keys"}
+REFUSED: Final = {"unauthorized": "an unknown key, or a program of another machine or behind a proxy while the peer has no keys"}
 CROWDED: Final = REFUSED | {"too-many": "many earlier requests wait for their results: the SDK sends the request again"}
 NUMBER: Final = integer_type(0, SEQ_ID_MAX)
 SAMPLE_NUMBER: Final = integer_type(0, (1 << 63) - 1)  # a copied client of the SDK begins at a large number

@@ -38,7 +38,8 @@ from web.calls import Json
 SAMPLERS_OF_MODEL_MAX: Final = 8
 # Requests that are computed at once. The worker keeps eight unfinished ones, of which other programs need some.
 REQUESTS_AT_ONCE: Final = 4
-WAITING_MAX: Final = 1_024  # requests that wait for their samples: the SDK has 400 at most for each session
+# Requests that wait for their samples. A key has at most half of those that others leave: the SDK has 400 for each session.
+WAITING_MAX: Final = 1_024
 RESULTS_BYTES_MAX: Final = 64 << 20  # bytes of all results in memory; the SDK requests lost samples again
 
 
@@ -63,7 +64,7 @@ class Samplers:
         """`announce` is called with the name of each request that has a result. `spawn` runs a function in a task of its own."""
         self._peer, self._store, self._folder, self._announce, self._spawn = peer, store, folder, announce, spawn
         self._limiter = trio.CapacityLimiter(REQUESTS_AT_ONCE)
-        self._waiting = set[str]()
+        self._waiting = dict[str, str]()  # owner of each request that waits, by its name
         self._results = OrderedDict[str, bytes | SampleFault]()
         self._results_bytes = 0
 
@@ -113,13 +114,15 @@ class Samplers:
         """Begin to compute samples. The same name is the same request.
 
         `spend` accounts for a number of tokens, and returns why a quota refuses them. Raises `OverflowError` if too many requests
-        wait.
+        of the same owner wait.
         """
         if name in self._waiting or name in self._results:
             return
-        if len(self._waiting) >= WAITING_MAX:
+        own = sum(owner == sampler.owner for owner in self._waiting.values())
+        others = len(self._waiting) - own
+        if own >= (WAITING_MAX - others) // 2:
             raise OverflowError
-        self._waiting.add(name)
+        self._waiting[name] = sampler.owner
         self._spawn(lambda: self._compute(name, sampler, given, spend))
 
     async def _compute(self, name: str, sampler: StoredSampler, given: Json, spend: Callable[[int], str | None]) -> None:
@@ -180,7 +183,7 @@ class Samplers:
         while self._results_bytes > RESULTS_BYTES_MAX and len(self._results) > 1:
             _, dropped = self._results.popitem(last=False)
             self._results_bytes -= _result_bytes(dropped)
-        self._waiting.discard(name)
+        self._waiting.pop(name, None)
         self._announce(name)
 
     def _job(self, key: bytes) -> Job:

@@ -50,7 +50,6 @@ from clients.wire.gradient_request import SEQ_ID_MAX, decode_gradient_request
 from clients.wire.results import encode_gradient_result
 from features.services import ServiceContext
 from protocol import codec
-from protocol.addresses import is_loopback
 from protocol.codec import COUNT_MAX
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import NAME_CHARACTERS_MAX
@@ -117,8 +116,11 @@ class TinkerApi:
             return key
         if not keys.is_open():
             raise HttpProblem("unauthorized", "unknown API key: `peer key new NAME` makes one")
-        if not is_loopback(credentials.host):
-            raise HttpProblem("unauthorized", "this peer has no API keys, so it serves programs on its own machine alone")
+        if not credentials.is_local:
+            raise HttpProblem(
+                "unauthorized",
+                "this peer has no API keys, so it serves programs on its own machine alone, and none behind a proxy",
+            )
         return LOCAL_PROGRAMS
 
     async def _require_model(self, key: ApiKey, model: str) -> StoredModel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ import trio
 from clients.gateway.request_store import RequestStore, StoredSampler, owner_of
 from clients.gateway.samplers import SampleFault, Samplers
 from clients.gateway.tinker_api import LOCAL_PROGRAMS
+from storage.api_key_store import ApiKey, ApiKeyStore
 from tests.clients.programs import Program
 from tests.web.client import Site
 from tests.web.room import Room, said
+from web import asyncio_bridge
+from web.connection_limits import ConnectionSlots
 from web.held_replies import HeldReplies
 
 pytestmark = pytest.mark.real("hundreds of sockets")
@@ -103,6 +107,58 @@ async def test_a_machine_may_wait_for_hundreds_of_samples_and_others_are_served(
                 assert (await said(Program(site.host, site.port).post, "client/config", {})).status == 200
                 assert (await said(site.get, "/annotate")).status == 200
                 finished[number].set()
+
+
+async def test_a_waiting_program_gives_way_to_one_with_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[ConnectionSlots]()
+
+    class TwoHeldSlots(ConnectionSlots):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self._held_max = 2
+            made.append(self)
+
+    monkeypatch.setattr(asyncio_bridge, "ConnectionSlots", TwoHeldSlots)
+    monkeypatch.setattr(HeldReplies.hold, "__defaults__", (3_600.0,))  # so that no wait ends by itself
+    replies, released = list[tuple[str, Any]](), trio.Event()
+
+    async def compute(samplers: Samplers, name: str, *_: Any) -> None:
+        await released.wait()
+        samplers._store_result(name, SampleFault(name, is_of_client=True))
+
+    monkeypatch.setattr(Samplers, "_compute", compute)
+    async with Room(tmp_path).serving() as (daemon, site):
+        store, keys = RequestStore(daemon.directory.path / "services" / "serve"), ApiKeyStore(daemon.directory.api_keys)
+        secrets = dict[str, str]()
+        for name in ("anna", "ben"):
+            secrets[name] = keys.create_key(key := ApiKey(name, 1, 2, 1 << 20, 1 << 20))
+            store.add_sampler(StoredSampler(f"{name}:sample:0", owner_of(key), bytes(32), 0))
+        store.close()
+
+        async def wait(name: str) -> None:
+            program = Program(site.host, site.port, secrets[name])
+            accepted = await said(program.post, "asample", {"sampling_session_id": f"{name}:sample:0", "seq_id": 0})
+            replies.append((name, (await said(program.retrieve, accepted.json["request_id"])).json))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait, "anna")
+            nursery.start_soon(wait, "anna")
+
+            async def are_held(count: int) -> None:
+                while sum(place.is_held for place in made[0]._open) != count:  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+
+            await are_held(2)
+            nursery.start_soon(wait, "ben")
+            while not replies:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            ((name, reply),) = replies
+            assert name == "anna" and reply["type"] == "try_again"
+            await are_held(2)
+            released.set()
+        assert sorted(replies[1:], key=itemgetter(0)) == [
+            (name, {"error": f"{name}:sample:0#0", "category": "user"}) for name in ("anna", "ben")
+        ]
 
 
 async def test_a_call_that_cannot_wait_asks_again_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

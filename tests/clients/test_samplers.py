@@ -7,8 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from clients.gateway.request_store import RequestStore
-from clients.gateway.samplers import SAMPLERS_OF_MODEL_MAX, Samplers
+from clients.gateway.request_store import RequestStore, StoredSampler
+from clients.gateway.samplers import SAMPLERS_OF_MODEL_MAX, WAITING_MAX, SampleFault, Samplers
 from training.round_context import TrainingPeer
 
 FIRST, SECOND, OTHER = b"1" * 32, b"2" * 32, b"3" * 32
@@ -55,4 +55,26 @@ async def test_the_copies_of_the_newest_samplers_of_a_model_stay_until_its_sessi
     assert kept() == {b"3 0"}
     await samplers.delete_copies("n")
     assert list(copies.iterdir()) == []
+    store.close()
+
+
+async def test_a_key_has_half_of_the_waiting_requests_that_others_leave(tmp_path: Path) -> None:
+    store = RequestStore(tmp_path)
+    samplers = Samplers(cast(TrainingPeer, ModelPeer(tmp_path)), store, tmp_path, lambda name: None, lambda run: None)
+
+    def request(owner: str, count: int) -> int:
+        """Return how many of these requests are accepted."""
+        for number in range(count):
+            try:
+                sampler = StoredSampler(f"{owner}:sample:0", owner, FIRST, 0)
+                samplers.request_samples(f"{owner}:sample:0#{number}", sampler, {}, lambda tokens: None)
+            except OverflowError:
+                return number
+        return count
+
+    assert (request("a", 2_000), request("b", 2_000), request("c", 2_000)) == (512, 256, 128)
+    assert request("a", 512) == 512, "a repeated request needs no further place"
+    for number in range(512):
+        samplers._store_result(f"a:sample:0#{number}", SampleFault("", is_of_client=True))
+    assert request("b", 2_000) == (WAITING_MAX - 128) // 2
     store.close()

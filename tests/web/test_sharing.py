@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -222,6 +222,7 @@ class Port:
     now: float = 0.0
     open: dict[int, ConnectionSlot] = field(default_factory=dict)
     closed: list[int] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)  # tokens of held connections that gave way
 
     def __post_init__(self) -> None:
         self.places = ConnectionSlots(self.most, self.proxies, lambda: self.now)
@@ -229,6 +230,9 @@ class Port:
     def come(self, host: str, number: int) -> ConnectionSlot:
         self.open[number] = place = self.places.acquire_slot(host, lambda: self.closed.append(number))
         return place
+
+    def hold(self, place: ConnectionSlot, token: str = "key") -> AbstractContextManager[None]:
+        return self.places.hold_slot(place, token, lambda: self.ended.append(token))
 
 
 @pytest.mark.parametrize(
@@ -314,9 +318,9 @@ def test_a_held_connection_gives_way_to_nobody_and_counts_for_no_host() -> None:
     port = Port(most=16)
     with ExitStack() as held:
         for number in range(14):
-            held.enter_context(port.places.hold_slot(port.come("a", number)))
+            held.enter_context(port.hold(port.come("a", number)))
         last = port.come("a", 14)
-        with pytest.raises(HttpProblem, match="too many calls wait") as refusal, port.places.hold_slot(last):
+        with pytest.raises(HttpProblem, match="too many calls wait") as refusal, port.hold(last):
             raise AssertionError("two connections are for visitors")
         assert (refusal.value.code, refusal.value.retry_after) == ("too-many", 1)
         for number, host in enumerate("abcabc", 15):
@@ -326,6 +330,29 @@ def test_a_held_connection_gives_way_to_nobody_and_counts_for_no_host() -> None:
     port.now += YOUNG_SECONDS
     port.come("a", 21)
     assert port.closed[5:] == [0], "the host has more connections than its share"
+
+
+def test_held_connections_of_the_token_with_the_most_give_way_to_others() -> None:
+    port = Port(most=16)
+    with ExitStack() as held:
+
+        def ask(token: str, count: int) -> int:
+            """Return how many of these calls may wait."""
+            for number in range(count):
+                try:
+                    held.enter_context(port.hold(port.come("a", len(port.open)), token))
+                except HttpProblem:
+                    return number
+            return count
+
+        def waiting() -> Counter[str]:
+            return Counter(place.token for place in port.places._open if place.is_held)
+
+        assert (ask("a", 20), ask("b", 20), port.ended) == (14, 7, ["a"] * 7)
+        assert (ask("a", 1), ask("b", 1)) == (0, 0), "equal ones do not change places for ever"
+        assert ask("c", 20) == 4 and waiting() == {"a": 5, "b": 5, "c": 4}
+        assert len(port.ended) == 7 + 4
+    assert not waiting()
 
 
 @pytest.mark.parametrize("proxies", [(), ("a",)])
@@ -342,7 +369,7 @@ def test_places_are_bounded_whatever_comes(proxies: tuple[str, ...], steps: list
         elif what == "hold" and len(held) < 5:
             place.begin_request(float("inf"))
             held[number] = ExitStack()
-            held[number].enter_context(port.places.hold_slot(place))
+            held[number].enter_context(port.hold(place))
         elif what == "end" and held:
             ended = next(iter(held))
             held.pop(ended).close()

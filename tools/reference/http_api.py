@@ -112,7 +112,7 @@ A host is an IPv4 address, or a /64 network of IPv6.
 | connections | 512, fewer if `ulimit -n` is low; of one host 1/{connection_limits.HOST_SHARE_DIVISOR} of them | the host's \
 oldest connection is closed, idle ones first; one that began less than {connection_limits.YOUNG_SECONDS:g} s ago does not count |
 | calls that wait for a result | all connections but 1/{connection_limits.VISITOR_SHARE_DIVISOR}; they count for no host | \
-`too-many` |
+a call of the token with the most is answered early; `too-many` if it is the caller's own |
 | time until a request's header is complete | {connection_limits.HEADER_SECONDS:g} s | the connection is closed |
 | time of a request | {connection_limits.REQUEST_SECONDS:g} s; with a file {connection_limits.FILE_SECONDS:g} s | the \
 connection is closed |
