@@ -249,7 +249,7 @@ class ClientsModule(Module[ClientsState]):
                 terms = self._rules.terms_of_spec(spec)
                 if terms.objective != OBJECTIVE:
                     raise Refused(f"a run is a job of the objective {OBJECTIVE!r}")
-                if members.is_departed_key(said.author):
+                if _has_left(members, said.author):
                     raise Refused(
                         f"{short_id(said.author)} has no role and no vote: it must register a role before it opens a run"
                     )
@@ -339,7 +339,7 @@ class ClientsModule(Module[ClientsState]):
             if key not in jobs:  # The run begins in this block.
                 continue
             step, is_finished = run.open_step, jobs[key].phase is JobPhase.FINISHED
-            if members.is_departed_key(run.owner):
+            if _has_left(members, run.owner):
                 run = replace(run, checkpoints={}, is_over=True)
             # `run.owner` is the present key, although the owner may have rotated since its transaction in this block.
             facts += [JobHalt(key, run.owner)] if run.is_over and not is_finished else []
@@ -505,6 +505,16 @@ def _require_place(mine: int, taken: int, most: int, what: str, way_out: str) ->
     """
     if mine >= most - taken:
         raise Refused(f"this network has {taken} of {most} {what}, {mine} of them yours: {NO_MORE_THAN_FREE}; {way_out}")
+
+
+def _has_left(members: MembersState, owner: bytes) -> bool:
+    """Return whether the member with this present key is expelled, or has neither a vote nor a candidacy nor a role.
+
+    After a rotation, the member votes with its former key until its vote follows.
+    """
+    if not members.is_current_key(owner):
+        return True
+    return members.has_no_duties(owner) and owner not in map(members.current_key, members.upcoming)
 
 
 def _require_places_of_run(state: ClientsState, members: MembersState, author: bytes, base: bytes | None) -> None:

@@ -974,6 +974,27 @@ def test_runs_and_checkpoints_go_with_a_retired_owner_until_it_registers_again(w
     world.open(GONE)
 
 
+def test_runs_of_a_voter_stay_while_its_vote_waits_for_its_new_key() -> None:
+    world = Clients(voters=5, trainers=3)
+    owners = PEOPLE[3:5]  # they have no role
+    keys = [world.open(owner) for owner in owners]
+    for key, owner in zip(keys, owners, strict=True):
+        save(world, key, owner=owner)
+    new = [FastSigner(f"new key {number}") for number in range(2)]
+    world.decide(*map(world.rotation, owners, new))
+    assert sum(of.public in world.state.members.upcoming for of in new) == 1, "one vote moves with each block"
+    for key, owner in zip(keys, new, strict=True):
+        assert is_waiting(world.job(key)) and world.run(key).checkpoints
+        assert world.problem(world.tx(owner, "client/open", OpenRun(SPEC))) is None
+
+
+def test_runs_go_with_an_expelled_voter_although_its_vote_stays_for_a_block(world: Clients) -> None:
+    key = world.open(PEOPLE[3])
+    world.decide(evidence=tuple(world.double(person) for person in PEOPLE[2:4]))
+    assert PEOPLE[3].public in world.state.members.upcoming
+    assert world.job(key).phase is JobPhase.FINISHED and not world.clients.runs
+
+
 def test_a_run_that_opens_in_the_block_that_retires_its_owner_ends_in_the_next_one(world: Clients) -> None:
     join(world)
     votes = [world.tx(person, "member/retire", RetireMember(GONE.public, False, FAR_MS)) for person in PEOPLE[:3]]
