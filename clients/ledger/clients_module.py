@@ -398,7 +398,8 @@ class ClientsModule(Module[ClientsState]):
         late = {owner for owner, time in state.lost.items() if time.at(context.time_ms).ms > LOST_MS_MAX}
         needs_worker = {key: job for key, job in jobs.jobs.items() if self._rules.terms_of_spec(job.spec).needs_worker}
         running = {key for key, job in needs_worker.items() if job.phase is JobPhase.RUNNING}
-        # Runs that are over after this block. `jobs` executes halts and counts last rounds later.
+        # Runs that are over after this block. `jobs` counts last rounds later. It also executes halts later, and refuses none of
+        # them, because each is in the name of the job's author and the job began in an earlier block.
         over = {key for key, run in runs.items() if run.is_over or _ends(jobs.jobs.get(key), key in closed)}
         stay_open = running - closed - over
         for key in stay_open & runs.keys():  # the trainer of an open round may have left
@@ -416,7 +417,9 @@ class ClientsModule(Module[ClientsState]):
         ended = {key for key in over if key in running or runs[key].open_step is not None}
         key = waiting[0]
         gives_way = is_late[key] or bool((closed | ended) & runs.keys())
-        if gives_way and (paused or self._jobs.has_startable_job(jobs, members, context.height, held)):
+        # If no round was open before this block, a module that acts later holds whatever could begin.
+        was_open = bool(running) or any(job.opened_height == context.height for job in needs_worker.values())
+        if gives_way and was_open and (paused or self._jobs.has_startable_job(jobs, members, context.height, held)):
             return
         if not is_late[key]:  # A late step only begins if the job whose round this block closes is over.
             yield from (JobHold(other) for other in running - runs.keys())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -92,11 +93,13 @@ class SizedJobs(PlainJobs):
 
 
 class Clients(World):
-    def __init__(self, voters: int = 4, trainers: int = 3) -> None:
+    def __init__(self, voters: int = 4, trainers: int = 3, holds_last: bool = False) -> None:
+        """`holds_last`: the network has got the module `holds` by an upgrade, so it acts after the module of client runs."""
         self.block_ms = 1  # time from one block to the next
         super().__init__(voters, trainers)
         rules = SizedJobs()
-        known = *core_modules(rules), HoldsModule(), ClientsModule(rules)
+        others: tuple[Module[Any], ...] = (HoldsModule(), ClientsModule(rules))
+        known = *core_modules(rules), *(reversed(others) if holds_last else others)
         self.start_chain(replace(self.genesis, modules=newest_module_versions(known)), known)
 
     def decide_body(self, body: bytes, after_ms: int | None = None) -> LedgerState:
@@ -1085,6 +1088,20 @@ def test_a_late_step_begins_with_the_last_round_of_the_other_job_unless_one_is_q
     assert world.open_jobs() == {queued}
     world.close(queued)
     assert world.job(queued).phase is JobPhase.FINISHED and world.open_jobs() == {key}
+
+
+@pytest.mark.parametrize("holds_last", [False, True])
+def test_a_late_step_does_not_wait_for_a_job_that_another_module_holds(holds_last: bool) -> None:
+    world = Clients(holds_last=holds_last)
+    saboteur, key = late_run(world)
+    world.hold(saboteur.trains)
+    saboteur.request()
+    world.close(saboteur.trains)
+    world.decide_empty(1)
+    assert world.job(saboteur.trains).phase is JobPhase.PAUSED and world.open_jobs() == {key}
+    close_empty(world, key)
+    world.decide_empty(1)
+    assert world.open_jobs() == {key} and world.run(key).open_step is not None
 
 
 def test_steps_of_other_members_come_before_a_late_one_and_do_not_wait_longer(world: Clients) -> None:
