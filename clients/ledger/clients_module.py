@@ -220,11 +220,11 @@ class ClientsModule(Module[ClientsState]):
         "client/end": EndRun,
         "client/limit": ClientLimit,
     }
-    # `client/open` reads all members that can train, like the start of a job.
+    # `client/open` reads all members that can train, like the start of a job. `client/save` counts the models of all checkpoints.
     costs: ClassVar[Mapping[str, int]] = {
         "client/open": 96,
         "client/step": 2,
-        "client/save": 4,
+        "client/save": 12,
         "client/expire": 2,
         "client/end": 8,
         "client/limit": 4,
@@ -310,16 +310,17 @@ class ClientsModule(Module[ClientsState]):
     def _require_places_of_models(
         self, state: ClientsState, members: MembersState, key: bytes, run: ClientRun, jobs: JobsState
     ) -> None:
-        """Raise `Refused` if the saved models of `run` would leave too little for the runs of other members."""
-        before = {of for of, other in state.runs.items() if other.checkpoints}
+        """Raise `Refused` if `run` has more saved models than before, which leave too little for the runs of other members."""
+        if _saved_model_count(run) <= _saved_model_count(state.runs[key]):
+            return
+        counts = {of: _saved_model_count(other) for of, other in state.runs.items() if other.checkpoints}
         mine = _runs_of(state, members, members.current_key(run.owner)).keys()
-        if key not in before:
+        if key not in counts:
             way_out = "delete the checkpoints of one of them"
-            _require_place(len(before & mine), len(before), SAVING_MAX, "runs with checkpoints", way_out)
+            _require_place(len(counts.keys() & mine), len(counts), SAVING_MAX, "runs with checkpoints", way_out)
         sizes = {
-            of: BYTES_PER_PARAMETER * self._rules.terms_of_spec(jobs.jobs[of].spec).trained_parameters * len(_saved_models(other))
-            for of, other in {**state.runs, key: run}.items()
-            if other.checkpoints
+            of: BYTES_PER_PARAMETER * self._rules.terms_of_spec(jobs.jobs[of].spec).trained_parameters * count
+            for of, count in {**counts, key: _saved_model_count(run)}.items()
         }
         own, size = sum(sizes[of] for of in sizes.keys() & mine), sum(sizes.values())
         if own > SAVED_BYTES_MAX - size:
@@ -542,6 +543,10 @@ def _saved_models(run: ClientRun) -> tuple[ModelAnchor, ...]:
     """Return the models of a run's checkpoints, in the order of their rounds. Several names may have one model."""
     models = {checkpoint.model.round: checkpoint.model for checkpoint in run.checkpoints.values()}
     return tuple(models[number] for number in sorted(models))
+
+
+def _saved_model_count(run: ClientRun) -> int:
+    return len({checkpoint.model.round for checkpoint in run.checkpoints.values()})
 
 
 def _own(state: ClientsState, members: MembersState, key: bytes, author: bytes, also_over: bool = False) -> ClientRun:

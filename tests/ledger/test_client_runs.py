@@ -695,7 +695,25 @@ def test_saved_bytes_of_one_member_leave_half_of_the_room_to_others(monkeypatch:
     world.close(other)
     assert "would have 4.8 GB, 2.4 GB of them yours, of 6.0 GB" in refused_save(world, other, OTHER)
     last = world.open(PEOPLE[2])
-    assert "would have 4.8 GB, 1.2 GB of them yours" not in refused_save(world, last, PEOPLE[2])
+    save(world, last, owner=PEOPLE[2])
+
+
+def test_a_member_replaces_its_checkpoint_although_others_have_taken_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    terms = SizedJobs.terms_of_spec
+    monkeypatch.setattr(SizedJobs, "terms_of_spec", lambda self, spec: replace(terms(self, spec), trained_parameters=10**8))
+    monkeypatch.setattr(clients_module, "SAVED_BYTES_MAX", 5 * 12 * 10**8)
+    world = Clients()
+    key = world.open()
+    save(world, key)
+    train(world, key)
+    save(world, key, "two")
+    for other in (OTHER, PEOPLE[2]):
+        save(world, world.open(other), owner=other)
+    train(world, key)
+    assert "would have 6.0 GB, 3.6 GB of them yours" in refused_save(world, key)
+    save(world, key, "two")
+    assert [model.round for model in world.job(key).saved_models] == [0, 2]
+    save(world, key, "the same model again")
 
 
 def test_nothing_can_be_done_with_a_run_in_the_block_that_opens_it(world: Clients) -> None:
