@@ -10,8 +10,8 @@ A gateway is the peer that serves the program. It opens a run, and requests one 
 | accepts nothing | stays open, and its next round has another trainer |
 | accepts nothing for the last of `ATTEMPTS_MAX` times, or of the last trainer | failed; the model is unchanged |
 
-The gateway computes the update of the first round, because it already has the gradients. The hash of job and step determines the
-order of the other trainers.
+The gateway computes the update of the first round, because it already has the gradients. Of the other trainers, those come first that
+have failed less often in this run. A hash of job and step determines the order of equals.
 
 A checkpoint is a name for a model of a run. Every peer keeps the model until the checkpoint expires, also if the run is over.
 Another run can start from it. The run's base stays as long: this is the job whose model the run changes.
@@ -30,6 +30,7 @@ nothing else waits. In any time T, such rounds take at most `LOST_MS_MAX` + T / 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Final
@@ -565,12 +566,16 @@ def _own(state: ClientsState, members: MembersState, key: bytes, author: bytes, 
 def trainers_in_order(job: Job, key: bytes, run: ClientRun, members: MembersState) -> list[bytes]:
     """Return the members that may still train the run's open or next step, in the order of their attempts.
 
-    The owner is first, if it trains. Suspended trainers are left out, unless no other is there.
+    The owner is first, if it trains. Trainers whose updates this run has refused or missed come later than others, so an absent
+    trainer does not cost each step a round. Suspended trainers are left out, unless no other is there.
     """
     trains = [member for member, of in members.members.items() if TRAINER in of.roles and members.may_be_awaited(member)]
     able = {member for member in trains if member not in job.suspended_trainers} or {*trains}
     tried = map(members.current_key, run.open_step.tried if run.open_step is not None else ())
-    owner, step = members.current_key(run.owner), run.next_step
+    owner, step, rejections = members.current_key(run.owner), run.next_step, Counter[bytes]()
+    for trainer, reasons in job.rejected.items():
+        rejections[members.current_key(trainer)] += sum(reasons.values())
     return sorted(
-        able.difference(tried), key=lambda member: (member != owner, hashlib.sha256(encode((key, step, member))).digest())
+        able.difference(tried),
+        key=lambda member: (member != owner, rejections[member], hashlib.sha256(encode((key, step, member))).digest()),
     )
