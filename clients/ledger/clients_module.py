@@ -10,8 +10,8 @@ A gateway is the peer that serves the program. It opens a run, and requests one 
 | accepts nothing | stays open, and its next round has another trainer |
 | accepts nothing for the last of `ATTEMPTS_MAX` times, or of the last trainer | failed; the model is unchanged |
 
-The gateway computes the update of the first round, because it already has the gradients. Of the other trainers, those come first that
-have failed less often in this run. A hash of job and step determines the order of equals.
+The gateway computes the update of the first round, because it already has the gradients. The other trainers follow, last those that
+have failed most often in this run. A hash of job and step determines the order of equals.
 
 A checkpoint is a name for a model of a run. Every peer keeps the model until the checkpoint expires, also if the run is over.
 Another run can start from it. The run's base stays as long: this is the job whose model the run changes.
@@ -24,7 +24,7 @@ since all voters keep their payloads.
 
 Steps take turns with other jobs. Between two steps, a training job gets one round, and a queued job may start. Among several
 waiting steps, the oldest comes first. A step is late if rounds of its owner have accepted nothing for too long: it begins only if
-nothing else waits. In any time T, such rounds take at most `LOST_MS_MAX` + T / `LOST_PART` and one round from others.
+nothing else waits. In any time T, such rounds of one member take at most `LOST_MS_MAX` + T / `LOST_PART` and one round from others.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ FLOPS_ALLOWED: Final = 2 * 10**12
 # First limit of a run's steps. Tuning loops have 20 to some thousand steps. Each voter keeps the payloads of all steps, with two
 # bytes for each parameter of the adapters.
 STEPS_ALLOWED: Final = 10_000
-STEPS_ALLOWED_MAX: Final = ROUNDS_MAX  # highest limit of steps that voters can set: each step is a round of the run's job
+STEPS_ALLOWED_MAX: Final = ROUNDS_MAX  # highest limit of steps that voters can set: each step takes a round of the run's job
 REASONS_MAX: Final = len(Verdict) + 2  # reasons of rejections: the verdicts, those of the objective together, and `absent`
 
 
