@@ -10,8 +10,8 @@ A gateway is the peer that serves the program. It opens a run, and requests one 
 | accepts nothing | stays open, and its next round has another trainer |
 | accepts nothing for the last of `ATTEMPTS_MAX` times, or of the last trainer | failed; the model is unchanged |
 
-The gateway computes the update of the first round, because it already has the gradients. The other trainers follow, last those that
-have failed most often in this run. A hash of job and step determines the order of equals.
+The gateway computes the update of the first round, because it already has the gradients. The other trainers follow, and those
+that have failed more often in this run come later. A hash of job and step determines the order of equals.
 
 A checkpoint is a name for a model of a run. Every peer keeps the model until the checkpoint expires, also if the run is over.
 Another run can start from it. The run's base stays as long: this is the job whose model the run changes.
@@ -24,7 +24,8 @@ since all voters keep their payloads.
 
 Steps take turns with other jobs. Between two steps, a training job gets one round, and a queued job may start. Among several
 waiting steps, the oldest comes first. A step is late if rounds of its owner have accepted nothing for too long: it begins only if
-nothing else waits. In any time T, such rounds of one member take at most `LOST_MS_MAX` + T / `LOST_PART` and one round from others.
+nothing else waits. In any time T, such rounds of one member take at most `LOST_MS_MAX` + T / `LOST_PART`, and one round, from
+others.
 """
 
 from __future__ import annotations
