@@ -7,7 +7,8 @@
 | `client idle` | a run without an open step has no open round, and at most one run has one |
 | `client trainer` | a round of a run begins with one trainer, the next one of the step's order, and with the step's brief |
 | `client turns` | a training job waits for one round of runs at most, and a step for two rounds of training jobs at most |
-| `client steps` | a step ends with its update, or after its last trainer, and then its run can go on |
+| `client late` | owners lose the time of their rounds that accept nothing; steps of who has lost too much wait for all others |
+| `client steps` | a step ends with its update, or after its last trainer, and then its run can go on; a run ends with its job |
 | `client model` | the model of a run is that of its accepted updates: a round that accepts nothing changes nothing |
 | `client checkpoints` | a checkpoint is the model of a decided round, and is kept until it expires |
 
@@ -33,6 +34,9 @@ TRAINING_ROUNDS_MAX = 2  # closed rounds of training jobs while a step waits
 # From one event of the waiting steps to the next one: those rounds, and the step's own.
 STEP_SECONDS_MAX = (TRAINING_ROUNDS_MAX + 1) * ROUND_SECONDS_MAX
 LONG_SECONDS = 5.0  # of an open round: a trainer is waited for 4 s
+LOST_MS_MAX = 120_000  # lost time of an owner whose steps are not late
+LOST_MS_KEPT_MAX = 30 * 60_000
+LOST_PART = 10  # a tenth of the time that passes is forgiven
 
 
 @dataclass
@@ -42,7 +46,8 @@ class StepSeen:
     number: int
     brief: bytes
     since: int  # height of the request
-    attempts: int = 0
+    tried: list[bytes] = field(default_factory=list)  # trainer of each round that accepted nothing
+    opened_ms: int = 0  # time of the block that opened the open round
 
 
 @dataclass
@@ -63,9 +68,27 @@ class RunSeen:
 
 
 @dataclass
+class LostTime:
+    """The time that the rounds of an owner took without an accepted update."""
+
+    ms: int
+    at_ms: int
+    opened_ms: int = 0  # time of the block that opened the round which the last block ended; 0: it ended none
+
+    def left_ms(self, now_ms: int) -> int:
+        """Return the lost time with the round that the last block ended, of which a part is forgiven."""
+        added = now_ms - self.opened_ms if self.opened_ms else 0
+        return min(LOST_MS_KEPT_MAX, max(0, self.ms - (now_ms - self.at_ms) // LOST_PART) + added)
+
+    def move_on(self, now_ms: int) -> None:
+        self.ms, self.at_ms, self.opened_ms = self.left_ms(now_ms), now_ms, 0
+
+
+@dataclass
 class ClientRuns:
     """Checks of the states before and after each block."""
 
+    lost_ms_max: int = LOST_MS_MAX
     runs: dict[bytes, RunSeen] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     _successors: dict[bytes, bytes] = field(default_factory=dict)  # a key that was rotated -> the next one
@@ -77,6 +100,9 @@ class ClientRuns:
     _has_round: bool = False  # whether a round of a step is open
     _closed: float = 0.0  # time at which a round of a step closed last
     _moved: float = 0.0  # time of the last event by which a step went on
+    _is_due: bool = False  # whether a step waits that nothing but rounds may hold up
+    _lost: dict[bytes, LostTime] = field(default_factory=dict)  # owner -> lost time
+    _late: set[bytes] = field(default_factory=set)  # owners whose steps are late in this block
 
     def on_block(self, height: int, body: bytes, before: Any, after: Any, now: float) -> None:
         """Process each decided block once, in order. `before` and `after` are whole states."""
@@ -84,7 +110,8 @@ class ClientRuns:
             return
         closings, _, transactions = codec.unpack(body, len(body))
         self._saved = {(key, *model) for key, run in self.runs.items() for model in run.saved}
-        had_steps = any(run.step is not None for run in self.runs.values())
+        had_steps = self._is_due
+        rounds = {key: run.step.opened_ms for key, run in self.runs.items() if run.step is not None and _is_running(before, key)}
         for data, signer, _ in transactions:
             self._on_transaction(height, data, signer, before)
         closed = {key: proposals for key, _, _, _, proposals, _ in closings}
@@ -96,9 +123,11 @@ class ClientRuns:
             for name in expired:
                 del run.checkpoints[name]
             self._note_end(height, key, run, after)
+        self._note_lost(rounds, closed, before.time_ms)
         self.runs = {key: run for key, run in self.runs.items() if not run.is_over or run.checkpoints}
         self._check_state(height, after)
-        opened = bool(self._check_rounds(height, closed.keys(), before, after))
+        self._check_lost(height, after)
+        opened = self._check_rounds(height, closed.keys(), before, after)
         self._check_turns(height, set(closed), opened, before, after)
         self._has_round = any(_is_running(after, key) for key in self.runs)
         if closed.keys() & self._known:
@@ -179,11 +208,12 @@ class ClientRuns:
                 raise Violation("client idle", f"height {height} closes a round of a run without an open step")
         elif proposals:
             self.counts["steps accepted"] += 1
-            self.counts["steps accepted later"] += bool(run.step.attempts)
+            self.counts["steps accepted later"] += bool(run.step.tried)
             run.step, run.next_step = None, run.next_step + 1
         else:
-            run.step.attempts += 1
-            if run.step.attempts >= min(ATTEMPTS_MAX, len(order(key, run.step.number, self._current(run.owner), before, after))):
+            job = before.jobs.jobs[key]
+            run.step.tried.append((*job.awaited, *job.trainers)[0])
+            if len(run.step.tried) == ATTEMPTS_MAX or not self._untried(key, before, after):
                 self.counts["steps failed"] += 1
                 run.step, run.next_step = None, run.next_step + 1
         job = after.jobs.jobs.get(key)
@@ -197,13 +227,34 @@ class ClientRuns:
         """Note that a run is over with its job, which has a reason to end."""
         job = after.jobs.jobs.get(key)
         if job is not None and str(job.phase) != "finished":
+            if run.is_over:
+                raise Violation(
+                    "client steps", f"height {height}: the job of run {key.hex()[:6]} goes on, although the run is over"
+                )
             return
         is_trained = job is not None and job.rounds_in_model >= run.rounds
         is_left = job is not None and not any(map(after.members.may_be_awaited, job.trainers))
-        is_gone = after.members.is_departed_key(self._current(run.owner))
+        owner, members = self._current(run.owner), after.members
+        votes = owner in map(self._current, members.upcoming)  # also with its former key
+        is_gone = members.is_departed_key(owner) and not (members.is_current_key(owner) and votes)
         if not (run.may_be_over or is_trained or is_left or is_gone):
             raise Violation("client steps", f"height {height} ends the run {key.hex()[:6]}, which nobody ended")
         run.is_over, run.step = True, None
+
+    def _note_lost(self, rounds: dict[bytes, int], closed: dict[bytes, list[Any]], now_ms: int) -> None:
+        """Note the time that owners lose, and who is late. `rounds` were open, since these times."""
+        self._lost = {self._current(owner): time for owner, time in self._lost.items() if time.left_ms(now_ms)}
+        for time in self._lost.values():
+            if time.opened_ms:
+                time.move_on(now_ms)
+        for key, opened_ms in rounds.items():
+            run = self.runs[key]
+            if not closed.get(key) and (key in closed or run.is_over):
+                time = self._lost.setdefault(self._current(run.owner), LostTime(0, now_ms))
+                time.move_on(now_ms)
+                time.opened_ms = opened_ms
+                self.counts["rounds lost"] += 1
+        self._late = {owner for owner, time in self._lost.items() if time.left_ms(now_ms) > self.lost_ms_max}
 
     # States ----------------------------------------------------------------------------------------------------------
 
@@ -221,8 +272,12 @@ class ClientRuns:
             raise Violation("client steps", f"height {height} has {len(known)} runs, {len(self.runs)} are expected")
         for key, run in self.runs.items():
             has, step = known[key], run.step
-            found = has.open_step and (codec.encode(has.open_step.brief), has.open_step.since, has.open_step.attempts)
-            if (has.next_step, found) != (run.next_step, step and (step.brief, step.since, step.attempts)):
+            found = has.open_step and (
+                codec.encode(has.open_step.brief),
+                has.open_step.since,
+                [*map(self._current, has.open_step.tried)],
+            )
+            if (has.next_step, found) != (run.next_step, step and (step.brief, step.since, [*map(self._current, step.tried)])):
                 raise Violation(
                     "client steps", f"height {height}: step {run.next_step} of run {key.hex()[:6]} is not as it was left"
                 )
@@ -242,6 +297,22 @@ class ClientRuns:
                 if not has_model(key, saved.round, saved.root):
                     raise Violation("client checkpoints", f"a peer has no model of round {saved.round} of run {key.hex()[:6]}")
 
+    def _check_lost(self, height: int, after: Any) -> None:
+        """Compare the lost times of the state with those of the rounds."""
+        known = {self._current(owner): (of.ms, of.at_ms, of.opened_ms) for owner, of in after.modules["clients"].lost.items()}
+        lost = {owner: (of.ms, of.at_ms, of.opened_ms) for owner, of in self._lost.items()}
+        if known != lost:
+            raise Violation("client late", f"height {height}: the lost times are {known}, expected are {lost}")
+
+    def _order(self, key: bytes, before: Any, after: Any) -> list[bytes]:
+        """Return the members that may train a run's open step, in the order of its attempts."""
+        return order(key, self.runs[key].next_step, self._current(self.runs[key].owner), before, after)
+
+    def _untried(self, key: bytes, before: Any, after: Any) -> list[bytes]:
+        step = self.runs[key].step
+        tried = {*map(self._current, step.tried)} if step is not None else set[bytes]()
+        return [of for of in self._order(key, before, after) if of not in tried]
+
     def _check_rounds(self, height: int, closed: Collection[bytes], before: Any, after: Any) -> list[bytes]:
         """Check the open rounds of runs, and return those that this block opened."""
         running = [key for key in sorted(self.runs) if _is_running(after, key)]
@@ -258,19 +329,25 @@ class ClientRuns:
                 )
             if key not in opened:
                 continue
-            turn = order(key, step.number, self._current(self.runs[key].owner), before, after)
-            expected = (turn[step.attempts % len(turn)],) if turn else ()
+            step.opened_ms = after.time_ms
+            turn = self._untried(key, before, after) or self._order(key, before, after)  # all others may have left
+            expected = tuple(turn[:1])
             if not job.trainers == job.awaited == expected:
-                raise Violation("client trainer", f"height {height}: attempt {step.attempts} has not its one trainer")
-            if min(self._in_line(before)) != (step.since, key):
+                raise Violation("client trainer", f"height {height}: attempt {len(step.tried)} has not its one trainer")
+            if min(self._in_line(before)) != (self._is_late(key), step.since, key):
                 raise Violation("client turns", f"height {height}: a step begins before an older one")
+            self.counts["late rounds"] += self._is_late(key)
         return opened
 
-    def _in_line(self, before: Any) -> list[tuple[int, bytes]]:
-        """Return the height of the request and the run of each open step, if the run has its job."""
-        return [(run.step.since, key) for key, run in self.runs.items() if run.step is not None and key in before.jobs.jobs]
+    def _is_late(self, key: bytes) -> bool:
+        return self._current(self.runs[key].owner) in self._late
 
-    def _check_turns(self, height: int, closed: Collection[bytes], opened: bool, before: Any, after: Any) -> None:
+    def _in_line(self, before: Any) -> list[tuple[bool, int, bytes]]:
+        """Return each open step whose run has its job: whether it is late, the height of its request, and the run."""
+        steps = {key: run.step for key, run in self.runs.items() if key in before.jobs.jobs}
+        return [(self._is_late(key), step.since, key) for key, step in steps.items() if step is not None]
+
+    def _check_turns(self, height: int, closed: Collection[bytes], opened: list[bytes], before: Any, after: Any) -> None:
         """Check that steps and training jobs take turns. Rounds are counted, because their durations depend on the faults."""
         training = {key: job for key, job in after.jobs.jobs.items() if key not in self._known and b":alone" not in job.spec}
         phases = Counter(str(job.phase) for job in training.values())
@@ -278,9 +355,14 @@ class ClientRuns:
         had_round = any(_is_running(before, key) for key in self._known)
         if opened and had_round and (is_paused or _has_startable_job(before, after)):
             raise Violation("client turns", f"height {height}: a second step begins, and a training job waits")
+        if any(map(self._is_late, opened)) and (is_paused or _has_startable_job(before, after)):
+            raise Violation("client late", f"height {height}: a late step begins, and a training job waits")
         line = self._in_line(before)
         is_waiting = bool(line) and not opened
-        if not is_waiting:
+        self.counts["blocks for which late steps waited"] += is_waiting and all(is_late for is_late, _, _ in line)
+        # A late step waits for all rounds of training jobs.
+        self._is_due = any(not is_late for is_late, _, _ in line) or (bool(line) and not training)
+        if not (is_waiting and self._is_due):
             self._training_rounds = 0
         elif closed & training.keys():
             self._training_rounds += 1
@@ -289,7 +371,7 @@ class ClientRuns:
         # A block that undoes the open round lets no step begin.
         stands = stands and not any(_is_undone(job, height) for job in after.jobs.jobs.values())
         is_overdue = self._training_rounds > TRAINING_ROUNDS_MAX or stands
-        if is_overdue and (not line or any(order(key, 0, b"", before, after) for _, key in line)):  # somebody may train
+        if is_overdue and (not line or any(self._order(key, before, after) for *_, key in line)):  # somebody may train
             waits = "although no round is open" if stands else f"for {self._training_rounds} rounds"
             raise Violation("client turns", f"height {height}: a step or a training job waits {waits}")
 
@@ -300,7 +382,7 @@ class ClientRuns:
 
         A history goes on while a round is open for long, and with an open round until one has closed after `began`.
         """
-        if any(run.step is not None for run in self.runs.values()):
+        if self._is_due or self._has_round:
             age = now - max(self._moved, began)
             is_awaited = self._has_round and (self._closed <= began or now - self._moved > LONG_SECONDS)
             yield Demand("steps", "no round of a step begins or closes", age, STEP_SECONDS_MAX, is_awaited)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
+from clients.ledger import clients_module
 from clients.ledger.clients_module import (
     ClientRun,
     ClientsState,
@@ -33,6 +36,11 @@ NAMES = ("first", "second", "third")  # of checkpoints
 LIFETIMES_MS = (0, 0, 500, 2_000)  # of checkpoints: some expire within a history
 WITHHELD_OF_256 = 128  # steps of a liar whose data nobody else gets
 ADAMW = OptimizerStep(1e-4, 0.9, 0.95, 1e-12, 0.0, 0.0)
+
+
+def late_after(lost_ms_max: int) -> contextlib.AbstractContextManager[object]:
+    """Change the lost time from which on the steps of a gateway are late."""
+    return mock.patch.object(clients_module, "LOST_MS_MAX", lost_ms_max)
 
 
 def withholds(brief: bytes) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from protocol.limits import CLOCK_AHEAD_SECONDS
+from tests.sim.client_runs import LOST_MS_MAX
 
 BLOCKS = 50  # decided by everybody before a history ends
 TROUBLE_SECONDS = (5.0, 12.0)  # virtual; then the network heals
@@ -53,6 +54,7 @@ class Plan:
     minute_ms: int = 0  # of curation; 0: the network has none
     second_job: bool = False  # beside the first one
     gateways: tuple[int, ...] = ()  # peers that serve client runs; none: the network has no such module
+    lost_ms_max: int = LOST_MS_MAX  # lost time of a gateway whose steps are not late
     keeps_links: bool = False  # links that lost no message stay connected: delayed messages arrive after healing
     wake: float = 0.0  # seconds from the first message to a peer's turn, which includes messages that arrive meanwhile
 

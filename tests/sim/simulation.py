@@ -48,7 +48,7 @@ from tests.sim.client_runs import ClientRuns
 from tests.sim.crowd import Desk, hurried, people
 from tests.sim.curated import Curated
 from tests.sim.disk import Disk
-from tests.sim.gateways import Gateway, withholds
+from tests.sim.gateways import Gateway, late_after, withholds
 from tests.sim.invariants import Invariants, Violation
 from tests.sim.ledgers import TRAINING, SharedRules, continued_model, finish, genesis_of, read_again, rules_of, with_wrong_bit
 from tests.sim.lineage import Lineage
@@ -583,7 +583,7 @@ class Simulation:
         self.invariants.latest_clock = lambda: self.now + max(peer.offset_max for peer in self.honest)
         self.invariants.waits = self._waits
         self.curated = Curated(self.chain_id, self.verifier)
-        self.client_runs = ClientRuns()
+        self.client_runs = ClientRuns(plan.lost_ms_max)
         self.progress = Progress(tuple(founders), self.chain_id, self.verifier, self.invariants.honest, self.invariants.sets)
         self.invariants.on_block = self._on_block
         inviter = self._choose_inviter(plan)
@@ -672,10 +672,15 @@ class Simulation:
     @contextlib.contextmanager
     def _short_cuts(self) -> Iterator[None]:
         if not self.plan.shares:
-            with hurried(self.plan.minute_ms):
+            with self._changed_limits():
                 yield
             return
-        with decoding_once(), hurried(self.plan.minute_ms):
+        with decoding_once(), self._changed_limits():
+            yield
+
+    @contextlib.contextmanager
+    def _changed_limits(self) -> Iterator[None]:
+        with hurried(self.plan.minute_ms), late_after(self.plan.lost_ms_max):
             yield
 
     def run_until(self, time: float, finished: Callable[[], bool] = lambda: False) -> bool:

@@ -22,7 +22,11 @@ SERVES = Scenario(serves=True, blocks=40)
 SERVES_LONG = replace(SERVES, blocks=90)  # so that runs with checkpoints end
 SERVES_ALONE = replace(SERVES, jobs=False, blocks=90)  # so that many runs have rounds
 WITHHELD = replace(SERVES, liars=("signs-again",), blocks=60)  # half of the liar's steps have data that only it has
+LATE = replace(
+    WITHHELD, serves=False, is_liar_gateway=True, blocks=120, lost_ms_max=500
+)  # the liar's steps are soon late, and a training job goes on
 WITHHELD_LONG = replace(WITHHELD, jobs=False, blocks=120)  # such steps come to their end
+LATE_ALONE = replace(LATE, jobs=False)  # late steps begin again
 
 
 def changed(function: Any, line: str, instead: str) -> Plant:
@@ -149,7 +153,7 @@ CLIENT_RUNS = (
         "steps-starve-a-job",
         "one step follows the other, and a training job waits",
         ("client turns",),
-        changed(ClientsModule._requests, "(closed | ended) & runs.keys() and (paused or", "False and (paused or"),
+        changed(ClientsModule._requests, "bool((closed | ended) & runs.keys())", "False"),
         SERVES,
     ),
     Mutant(
@@ -163,7 +167,7 @@ CLIENT_RUNS = (
         "young-steps-first",
         "a step begins before an older one",
         ("client turns",),
-        changed(ClientsModule._requests, "(_since(runs[key]), key)", "(-_since(runs[key]), key)"),
+        changed(ClientsModule._requests, "_since(runs[key]), key)", "-_since(runs[key]), key)"),
         SERVES,
     ),
     Mutant(
@@ -181,6 +185,48 @@ CLIENT_RUNS = (
         SERVES_ALONE,
     ),
     Mutant(
+        "late-steps-begin",
+        "steps of a gateway that lost too much time still take turns with a training job",
+        ("client turns", "client late"),
+        changed(ClientsModule._requests, "> LOST_MS_MAX", "> 1 << 40"),
+        LATE,
+    ),
+    Mutant(
+        "late-step-pauses-a-job",
+        "a late step pauses a training job",
+        ("client late",),
+        changed(ClientsModule._requests, "if not is_late[key]:", "if True:"),
+        LATE,
+    ),
+    Mutant(
+        "late-steps-wait-for-ever",
+        "late steps do not begin although nothing else waits",
+        ("client turns",),
+        changed(ClientsModule._requests, "if not waiting or stay_open:", "if not waiting or stay_open or is_late[waiting[0]]:"),
+        LATE_ALONE,
+    ),
+    Mutant(
+        "lost-time-of-abandoned-rounds",
+        "who ends a run in time loses no time",
+        ("client late",),
+        changed(ClientsModule.settle_block, "key in closed or run.is_over or is_finished", "key in closed"),
+        LATE,
+    ),
+    Mutant(
+        "lost-time-not-forgiven",
+        "lost time stays for ever",
+        ("client late",),
+        replaced(clients_module, "LOST_PART", 1 << 40),
+        LATE,
+    ),
+    Mutant(
+        "ended-run-trains-on",
+        "the job of a run goes on after the run's end",
+        ("client steps",),
+        changed(ClientsModule.settle_block, "[JobHalt(key, run.owner)] if run.is_over and not is_finished else []", "[]"),
+        SERVES,
+    ),
+    Mutant(
         "absent-trainer-stops-a-step",
         "a round on request waits for its trainer without end",
         ("steps", "idle"),
@@ -191,7 +237,7 @@ CLIENT_RUNS = (
         "checkpoint-dropped-early",
         "a checkpoint with an expiry is dropped at once",
         ("client checkpoints",),
-        changed(ClientsModule.settle_block, "0 < of.expires_ms <= context.time_ms", "0 < of.expires_ms"),
+        changed(ClientsModule.settle_block, "0 < of.expires_ms <= now", "0 < of.expires_ms"),
         SERVES,
     ),
     Mutant(
@@ -205,9 +251,7 @@ CLIENT_RUNS = (
         "job-of-checkpoints-forgotten",
         "the job of a run that is over is forgotten, although it has checkpoints",
         ("client steps",),
-        together(
-            replaced(jobs, "UNTRAINED_KEPT_MAX", 0), changed(ClientsModule.settle_block, "saved.append(JobRetained(key))", "pass")
-        ),
+        together(replaced(jobs, "UNTRAINED_KEPT_MAX", 0), changed(ClientsModule.settle_block, "[JobRetained(key), *(", "[*(")),
         SERVES_LONG,
     ),
     Mutant(
