@@ -23,7 +23,18 @@ from rich.table import Table as Screen
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from clients.gateway.client_runs import make_run_spec
-from clients.ledger.clients_module import FLOPS_LIMIT, ClientLimit, EndRun, OpenRun, RequestStep, SaveModel, SetExpiry
+from clients.ledger.clients_module import (
+    FLOPS_LIMIT,
+    Checkpoint,
+    ClientLimit,
+    ClientRun,
+    ClientsState,
+    EndRun,
+    OpenRun,
+    RequestStep,
+    SaveModel,
+    SetExpiry,
+)
 from clients.records import AdapterSettings, OptimizerStep, StepBrief
 from consensus.block import BODY_BYTES_MAX, Block
 from consensus.voter_set import faults_tolerated
@@ -738,14 +749,31 @@ def _runs(net: Network) -> list[tuple[Identity, bytes]]:
     return opened
 
 
-@case("client/save, client/expire")
+def _saving_runs(net: Network) -> list[tuple[Identity, bytes]]:
+    """Fill the tables of runs and of checkpoints. Return the unfinished runs, each of which can have one more checkpoint."""
+    opened, runs, jobs = _runs(net), dict(net.state.module_state(ClientsState).runs), dict(net.state.jobs.jobs)
+    models = tuple(ModelAnchor(number, number, hashlib.sha256(b"model %d" % number).digest()) for number in range(1, 64))
+    checkpoints = {f"weights/{of.round}": Checkpoint(of, 0) for of in models}
+    for number, (_, key) in enumerate(opened):
+        over = hashlib.sha256(b"run %d" % number).digest()
+        runs[key] = replace(runs[key], checkpoints=checkpoints)
+        runs[over] = ClientRun(net.authors[-number - 1].public, checkpoints=checkpoints, is_over=True, base=runs[key].base)
+        jobs[key] = replace(jobs[key], saved_models=models)
+        jobs[over] = replace(jobs[key], phase=JobPhase.FINISHED)
+    clients = replace(net.state.module_state(ClientsState), runs=dict(sorted(runs.items())))
+    net.state = net.state.with_modules(clients=clients, jobs=replace(net.state.jobs, jobs=dict(sorted(jobs.items()))))
+    return opened
+
+
+@case("client/save")
 def save_models(net: Network) -> Iterator[Signed]:
-    for number, (author, key) in zip(range(512), cycle(_runs(net)), strict=False):
-        name = f"weights/{number // (2 * ON_REQUEST_MAX)}"
-        if number // ON_REQUEST_MAX % 2:
-            yield net.tx(author, "client/expire", SetExpiry(key, name, 1 << 50))
-        else:
-            yield net.tx(author, "client/save", SaveModel(key, name, 0))
+    yield from (net.tx(author, "client/save", SaveModel(key, "last", 0)) for author, key in _saving_runs(net))
+
+
+@case("client/expire")
+def expire_models(net: Network) -> Iterator[Signed]:
+    for number, (author, key) in zip(range(512), cycle(_saving_runs(net)), strict=False):
+        yield net.tx(author, "client/expire", SetExpiry(key, f"weights/{1 + number // ON_REQUEST_MAX}", 1 << 50))
 
 
 @case("client/limit")

@@ -10,8 +10,8 @@ A gateway is the peer that serves the program. It opens a run, and requests one 
 | accepts nothing | stays open, and its next round has another trainer |
 | accepts nothing for the last of `ATTEMPTS_MAX` times, or of the last trainer | failed; the model is unchanged |
 
-The gateway computes the update of the first round, because it already has the gradients. The hash of job and step determines the
-order of the other trainers.
+The gateway computes the update of the first round, because it already has the gradients. The other trainers follow, and those
+that have failed more often in this run come later. A hash of job and step determines the order of equals.
 
 A checkpoint is a name for a model of a run. Every peer keeps the model until the checkpoint expires, also if the run is over.
 Another run can start from it. The run's base stays as long: this is the job whose model the run changes.
@@ -24,12 +24,14 @@ since all voters keep their payloads.
 
 Steps take turns with other jobs. Between two steps, a training job gets one round, and a queued job may start. Among several
 waiting steps, the oldest comes first. A step is late if rounds of its owner have accepted nothing for too long: it begins only if
-nothing else waits. In any time T, such rounds take at most `LOST_MS_MAX` + T / `LOST_PART` and one round from others.
+nothing else waits. In any time T, such rounds of one member take at most `LOST_MS_MAX` + T / `LOST_PART`, and one round, from
+others.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Final
@@ -91,7 +93,7 @@ FLOPS_ALLOWED: Final = 2 * 10**12
 # First limit of a run's steps. Tuning loops have 20 to some thousand steps. Each voter keeps the payloads of all steps, with two
 # bytes for each parameter of the adapters.
 STEPS_ALLOWED: Final = 10_000
-STEPS_ALLOWED_MAX: Final = ROUNDS_MAX  # highest limit of steps that voters can set: each step is a round of the run's job
+STEPS_ALLOWED_MAX: Final = ROUNDS_MAX  # highest limit of steps that voters can set: each step takes a round of the run's job
 REASONS_MAX: Final = len(Verdict) + 2  # reasons of rejections: the verdicts, those of the objective together, and `absent`
 
 
@@ -220,11 +222,11 @@ class ClientsModule(Module[ClientsState]):
         "client/end": EndRun,
         "client/limit": ClientLimit,
     }
-    # `client/open` reads all members that can train, like the start of a job.
+    # `client/open` reads all members that can train, like the start of a job. `client/save` counts the models of all checkpoints.
     costs: ClassVar[Mapping[str, int]] = {
         "client/open": 96,
         "client/step": 2,
-        "client/save": 4,
+        "client/save": 12,
         "client/expire": 2,
         "client/end": 8,
         "client/limit": 4,
@@ -249,7 +251,7 @@ class ClientsModule(Module[ClientsState]):
                 terms = self._rules.terms_of_spec(spec)
                 if terms.objective != OBJECTIVE:
                     raise Refused(f"a run is a job of the objective {OBJECTIVE!r}")
-                if members.is_departed_key(said.author):
+                if _has_left(members, said.author):
                     raise Refused(
                         f"{short_id(said.author)} has no role and no vote: it must register a role before it opens a run"
                     )
@@ -310,16 +312,17 @@ class ClientsModule(Module[ClientsState]):
     def _require_places_of_models(
         self, state: ClientsState, members: MembersState, key: bytes, run: ClientRun, jobs: JobsState
     ) -> None:
-        """Raise `Refused` if the saved models of `run` would leave too little for the runs of other members."""
-        before = {of for of, other in state.runs.items() if other.checkpoints}
+        """Raise `Refused` if `run` has more saved models than before, which leave too little for the runs of other members."""
+        if _saved_model_count(run) <= _saved_model_count(state.runs[key]):
+            return
+        counts = {of: _saved_model_count(other) for of, other in state.runs.items() if other.checkpoints}
         mine = _runs_of(state, members, members.current_key(run.owner)).keys()
-        if key not in before:
+        if key not in counts:
             way_out = "delete the checkpoints of one of them"
-            _require_place(len(before & mine), len(before), SAVING_MAX, "runs with checkpoints", way_out)
+            _require_place(len(counts.keys() & mine), len(counts), SAVING_MAX, "runs with checkpoints", way_out)
         sizes = {
-            of: BYTES_PER_PARAMETER * self._rules.terms_of_spec(jobs.jobs[of].spec).trained_parameters * len(_saved_models(other))
-            for of, other in {**state.runs, key: run}.items()
-            if other.checkpoints
+            of: BYTES_PER_PARAMETER * self._rules.terms_of_spec(jobs.jobs[of].spec).trained_parameters * count
+            for of, count in {**counts, key: _saved_model_count(run)}.items()
         }
         own, size = sum(sizes[of] for of in sizes.keys() & mine), sum(sizes.values())
         if own > SAVED_BYTES_MAX - size:
@@ -339,7 +342,7 @@ class ClientsModule(Module[ClientsState]):
             if key not in jobs:  # The run begins in this block.
                 continue
             step, is_finished = run.open_step, jobs[key].phase is JobPhase.FINISHED
-            if members.is_departed_key(run.owner):
+            if _has_left(members, run.owner):
                 run = replace(run, checkpoints={}, is_over=True)
             # `run.owner` is the present key, although the owner may have rotated since its transaction in this block.
             facts += [JobHalt(key, run.owner)] if run.is_over and not is_finished else []
@@ -398,7 +401,8 @@ class ClientsModule(Module[ClientsState]):
         late = {owner for owner, time in state.lost.items() if time.at(context.time_ms).ms > LOST_MS_MAX}
         needs_worker = {key: job for key, job in jobs.jobs.items() if self._rules.terms_of_spec(job.spec).needs_worker}
         running = {key for key, job in needs_worker.items() if job.phase is JobPhase.RUNNING}
-        # Runs that are over after this block. `jobs` executes halts and counts last rounds later.
+        # Runs that are over after this block. `jobs` counts last rounds later. It also executes halts later, and refuses none of
+        # them, because each is in the name of the job's author and the job began in an earlier block.
         over = {key for key, run in runs.items() if run.is_over or _ends(jobs.jobs.get(key), key in closed)}
         stay_open = running - closed - over
         for key in stay_open & runs.keys():  # the trainer of an open round may have left
@@ -416,7 +420,9 @@ class ClientsModule(Module[ClientsState]):
         ended = {key for key in over if key in running or runs[key].open_step is not None}
         key = waiting[0]
         gives_way = is_late[key] or bool((closed | ended) & runs.keys())
-        if gives_way and (paused or self._jobs.has_startable_job(jobs, members, context.height, held)):
+        # If no round was open before this block, a module that acts later holds whatever could begin.
+        was_open = bool(running) or any(job.opened_height == context.height for job in needs_worker.values())
+        if gives_way and was_open and (paused or self._jobs.has_startable_job(jobs, members, context.height, held)):
             return
         if not is_late[key]:  # A late step only begins if the job whose round this block closes is over.
             yield from (JobHold(other) for other in running - runs.keys())
@@ -507,6 +513,16 @@ def _require_place(mine: int, taken: int, most: int, what: str, way_out: str) ->
         raise Refused(f"this network has {taken} of {most} {what}, {mine} of them yours: {NO_MORE_THAN_FREE}; {way_out}")
 
 
+def _has_left(members: MembersState, owner: bytes) -> bool:
+    """Return whether the member with this present key is expelled, or has neither a vote nor a candidacy nor a role.
+
+    After a rotation, the member votes with its former key until its vote follows.
+    """
+    if not members.is_current_key(owner):
+        return True
+    return members.has_no_duties(owner) and owner not in map(members.current_key, members.upcoming)
+
+
 def _require_places_of_run(state: ClientsState, members: MembersState, author: bytes, base: bytes | None) -> None:
     """Raise `Refused` if another run, with this base, would leave too little for other members."""
     mine = _runs_of(state, members, author)
@@ -531,6 +547,10 @@ def _saved_models(run: ClientRun) -> tuple[ModelAnchor, ...]:
     return tuple(models[number] for number in sorted(models))
 
 
+def _saved_model_count(run: ClientRun) -> int:
+    return len({checkpoint.model.round for checkpoint in run.checkpoints.values()})
+
+
 def _own(state: ClientsState, members: MembersState, key: bytes, author: bytes, also_over: bool = False) -> ClientRun:
     """Return a run for a transaction of its owner. Raises `Refused` for other members.
 
@@ -547,12 +567,16 @@ def _own(state: ClientsState, members: MembersState, key: bytes, author: bytes, 
 def trainers_in_order(job: Job, key: bytes, run: ClientRun, members: MembersState) -> list[bytes]:
     """Return the members that may still train the run's open or next step, in the order of their attempts.
 
-    The owner is first, if it trains. Suspended trainers are left out, unless no other is there.
+    The owner is first, if it trains. Trainers whose updates this run has refused or missed come later than others, so an absent
+    trainer does not cost each step a round. Suspended trainers are left out, unless no other is there.
     """
     trains = [member for member, of in members.members.items() if TRAINER in of.roles and members.may_be_awaited(member)]
     able = {member for member in trains if member not in job.suspended_trainers} or {*trains}
     tried = map(members.current_key, run.open_step.tried if run.open_step is not None else ())
-    owner, step = members.current_key(run.owner), run.next_step
+    owner, step, rejections = members.current_key(run.owner), run.next_step, Counter[bytes]()
+    for trainer, reasons in job.rejected.items():
+        rejections[members.current_key(trainer)] += sum(reasons.values())
     return sorted(
-        able.difference(tried), key=lambda member: (member != owner, hashlib.sha256(encode((key, step, member))).digest())
+        able.difference(tried),
+        key=lambda member: (member != owner, rejections[member], hashlib.sha256(encode((key, step, member))).digest()),
     )

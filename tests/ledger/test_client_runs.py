@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -92,11 +93,13 @@ class SizedJobs(PlainJobs):
 
 
 class Clients(World):
-    def __init__(self, voters: int = 4, trainers: int = 3) -> None:
+    def __init__(self, voters: int = 4, trainers: int = 3, holds_last: bool = False) -> None:
+        """`holds_last`: the network has got the module `holds` by an upgrade, so it acts after the module of client runs."""
         self.block_ms = 1  # time from one block to the next
         super().__init__(voters, trainers)
         rules = SizedJobs()
-        known = *core_modules(rules), HoldsModule(), ClientsModule(rules)
+        others: tuple[Module[Any], ...] = (HoldsModule(), ClientsModule(rules))
+        known = *core_modules(rules), *(reversed(others) if holds_last else others)
         self.start_chain(replace(self.genesis, modules=newest_module_versions(known)), known)
 
     def decide_body(self, body: bytes, after_ms: int | None = None) -> LedgerState:
@@ -692,7 +695,25 @@ def test_saved_bytes_of_one_member_leave_half_of_the_room_to_others(monkeypatch:
     world.close(other)
     assert "would have 4.8 GB, 2.4 GB of them yours, of 6.0 GB" in refused_save(world, other, OTHER)
     last = world.open(PEOPLE[2])
-    assert "would have 4.8 GB, 1.2 GB of them yours" not in refused_save(world, last, PEOPLE[2])
+    save(world, last, owner=PEOPLE[2])
+
+
+def test_a_member_replaces_its_checkpoint_although_others_have_taken_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    terms = SizedJobs.terms_of_spec
+    monkeypatch.setattr(SizedJobs, "terms_of_spec", lambda self, spec: replace(terms(self, spec), trained_parameters=10**8))
+    monkeypatch.setattr(clients_module, "SAVED_BYTES_MAX", 5 * 12 * 10**8)
+    world = Clients()
+    key = world.open()
+    save(world, key)
+    train(world, key)
+    save(world, key, "two")
+    for other in (OTHER, PEOPLE[2]):
+        save(world, world.open(other), owner=other)
+    train(world, key)
+    assert "would have 6.0 GB, 3.6 GB of them yours" in refused_save(world, key)
+    save(world, key, "two")
+    assert [model.round for model in world.job(key).saved_models] == [0, 2]
+    save(world, key, "the same model again")
 
 
 def test_nothing_can_be_done_with_a_run_in_the_block_that_opens_it(world: Clients) -> None:
@@ -974,6 +995,27 @@ def test_runs_and_checkpoints_go_with_a_retired_owner_until_it_registers_again(w
     world.open(GONE)
 
 
+def test_runs_of_a_voter_stay_while_its_vote_waits_for_its_new_key() -> None:
+    world = Clients(voters=5, trainers=3)
+    owners = PEOPLE[3:5]  # they have no role
+    keys = [world.open(owner) for owner in owners]
+    for key, owner in zip(keys, owners, strict=True):
+        save(world, key, owner=owner)
+    new = [FastSigner(f"new key {number}") for number in range(2)]
+    world.decide(*map(world.rotation, owners, new))
+    assert sum(of.public in world.state.members.upcoming for of in new) == 1, "one vote moves with each block"
+    for key, owner in zip(keys, new, strict=True):
+        assert is_waiting(world.job(key)) and world.run(key).checkpoints
+        assert world.problem(world.tx(owner, "client/open", OpenRun(SPEC))) is None
+
+
+def test_runs_go_with_an_expelled_voter_although_its_vote_stays_for_a_block(world: Clients) -> None:
+    key = world.open(PEOPLE[3])
+    world.decide(evidence=tuple(world.double(person) for person in PEOPLE[2:4]))
+    assert PEOPLE[3].public in world.state.members.upcoming
+    assert world.job(key).phase is JobPhase.FINISHED and not world.clients.runs
+
+
 def test_a_run_that_opens_in_the_block_that_retires_its_owner_ends_in_the_next_one(world: Clients) -> None:
     join(world)
     votes = [world.tx(person, "member/retire", RetireMember(GONE.public, False, FAR_MS)) for person in PEOPLE[:3]]
@@ -1066,6 +1108,20 @@ def test_a_late_step_begins_with_the_last_round_of_the_other_job_unless_one_is_q
     assert world.job(queued).phase is JobPhase.FINISHED and world.open_jobs() == {key}
 
 
+@pytest.mark.parametrize("holds_last", [False, True])
+def test_a_late_step_does_not_wait_for_a_job_that_another_module_holds(holds_last: bool) -> None:
+    world = Clients(holds_last=holds_last)
+    saboteur, key = late_run(world)
+    world.hold(saboteur.trains)
+    saboteur.request()
+    world.close(saboteur.trains)
+    world.decide_empty(1)
+    assert world.job(saboteur.trains).phase is JobPhase.PAUSED and world.open_jobs() == {key}
+    close_empty(world, key)
+    world.decide_empty(1)
+    assert world.open_jobs() == {key} and world.run(key).open_step is not None
+
+
 def test_steps_of_other_members_come_before_a_late_one_and_do_not_wait_longer(world: Clients) -> None:
     saboteur, _ = late_run(world)
     saboteur.request()
@@ -1075,6 +1131,30 @@ def test_steps_of_other_members_come_before_a_late_one_and_do_not_wait_longer(wo
     assert world.open_jobs() == {other}
     world.close(other)
     assert world.open_jobs() == {saboteur.trains}
+
+
+@pytest.mark.parametrize("rotates", [False, True])
+def test_an_absent_trainer_has_one_round_of_a_run_and_does_not_make_its_owner_late(
+    rotates: bool, world: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, absent = PEOPLE[3], {PEOPLE[0].public}  # the owner votes, and does not train
+    world.start(OTHER, LANGUAGE + b":100000")
+    key, lost = world.open(owner), 0
+    for number in range(10):
+        world.request(key, number, owner)
+        while world.run(key).open_step is not None:
+            (running,) = world.open_jobs()
+            is_lost = running == key and not absent.isdisjoint(world.job(key).trainers)
+            world.block_ms, lost = (SLOW_MS, lost + 1) if is_lost else (FAST_MS, lost)
+            if is_lost:
+                close_empty(world, key)
+                if rotates and len(absent) == 1:
+                    absent.add(rotated(world, PEOPLE[0], "new key of the absent trainer", monkeypatch).public)
+            else:
+                world.close(running)
+        last = world.run(key).last
+        assert last is not None and last.is_accepted
+    assert lost == 1
 
 
 def test_lost_time_is_forgiven_and_follows_the_key_of_the_member(world: Clients) -> None:

@@ -234,7 +234,9 @@ class ClientRuns:
             return
         is_trained = job is not None and job.rounds_in_model >= run.rounds
         is_left = job is not None and not any(map(after.members.may_be_awaited, job.trainers))
-        is_gone = after.members.is_departed_key(self._current(run.owner))
+        owner, members = self._current(run.owner), after.members
+        votes = owner in map(self._current, members.upcoming)  # also with its former key
+        is_gone = members.is_departed_key(owner) and not (members.is_current_key(owner) and votes)
         if not (run.may_be_over or is_trained or is_left or is_gone):
             raise Violation("client steps", f"height {height} ends the run {key.hex()[:6]}, which nobody ended")
         run.is_over, run.step = True, None
@@ -357,6 +359,7 @@ class ClientRuns:
             raise Violation("client late", f"height {height}: a late step begins, and a training job waits")
         line = self._in_line(before)
         is_waiting = bool(line) and not opened
+        self.counts["blocks for which late steps waited"] += is_waiting and all(is_late for is_late, _, _ in line)
         # A late step waits for all rounds of training jobs.
         self._is_due = any(not is_late for is_late, _, _ in line) or (bool(line) and not training)
         if not (is_waiting and self._is_due):
@@ -390,11 +393,13 @@ class ClientRuns:
 
 
 def order(key: bytes, step: int, owner: bytes, before: Any, after: Any) -> list[bytes]:
-    """Return the members that may train a step, in the order of its attempts: the owner, and then by their hashes."""
-    members = after.members
+    """Return the members that may train a step, in the order of its attempts: the owner, then those that failed less often."""
+    members, failures = after.members, Counter[bytes]()
+    for of, reasons in before.jobs.jobs[key].rejected.items():
+        failures[members.current_key(of)] += sum(reasons.values())
     trains = [of for of, member in members.members.items() if "trainer" in member.roles and members.may_be_awaited(of)]
     able = [of for of in trains if of not in before.jobs.jobs[key].suspended_trainers] or trains
-    return sorted(able, key=lambda of: (of != owner, hashlib.sha256(codec.encode([key, step, of])).digest()))
+    return sorted(able, key=lambda of: (of != owner, failures[of], hashlib.sha256(codec.encode([key, step, of])).digest()))
 
 
 def _is_running(state: Any, key: bytes) -> bool:

@@ -17,6 +17,7 @@ from consensus.voter_set import VoterSet
 from tests.sim import client_runs, curated, invariants, lineage, partitions, progress, simulation
 from tests.sim.campaign import run_one
 from tests.sim.mutants import LINES, MUTANTS, ChangedLine, Mutant, hunt, scenarios
+from tests.sim.mutants.client_runs import LATE, LATE_ALONE
 from tests.sim.mutants.curation import CURATES
 from tests.sim.mutants.hunts import work
 from tests.sim.mutants.lines import look
@@ -37,6 +38,17 @@ def test_leases_are_released_and_their_tasks_are_answered_late_or_leased_again()
         assert run_one(simulation).problem == ""
         found.update(simulation.curated.came_about())
     assert found["leases released"] >= 10 and found["released tasks answered"] and found["released tasks leased again"]
+
+
+def test_late_steps_wait_for_a_training_job_and_begin_where_there_is_none() -> None:
+    found = {scenario: Counter[str]() for scenario in (LATE, LATE_ALONE)}
+    for scenario, counts in found.items():
+        for seed in range(3):
+            simulation = scenario.simulation(seed)
+            assert run_one(simulation).problem == ""
+            counts.update(simulation.client_runs.came_about())
+    assert found[LATE]["blocks for which late steps waited"] >= 10 and not found[LATE]["late rounds"]
+    assert found[LATE_ALONE]["late rounds"] >= 3
 
 
 def test_a_job_that_ended_with_its_trainer_s_retirement_is_not_missed_when_that_one_is_back() -> None:

@@ -22,7 +22,9 @@ SERVES = Scenario(serves=True, blocks=40)
 SERVES_LONG = replace(SERVES, blocks=90)  # so that runs with checkpoints end
 SERVES_ALONE = replace(SERVES, jobs=False, blocks=90)  # so that many runs have rounds
 WITHHELD = replace(SERVES, liars=("signs-again",), blocks=60)  # half of the liar's steps have data that only it has
-LATE = replace(WITHHELD, blocks=120, lost_ms_max=500)  # the liar's steps are soon late, and a training job goes on
+LATE = replace(
+    WITHHELD, serves=False, is_liar_gateway=True, blocks=120, lost_ms_max=500
+)  # the liar's steps are soon late, and a training job goes on
 WITHHELD_LONG = replace(WITHHELD, jobs=False, blocks=120)  # such steps come to their end
 LATE_ALONE = replace(LATE, jobs=False)  # late steps begin again
 
@@ -190,6 +192,13 @@ CLIENT_RUNS = (
         LATE,
     ),
     Mutant(
+        "late-step-pauses-a-job",
+        "a late step pauses a training job",
+        ("client late",),
+        changed(ClientsModule._requests, "if not is_late[key]:", "if True:"),
+        LATE,
+    ),
+    Mutant(
         "late-steps-wait-for-ever",
         "late steps do not begin although nothing else waits",
         ("client turns",),
@@ -200,7 +209,7 @@ CLIENT_RUNS = (
         "lost-time-of-abandoned-rounds",
         "who ends a run in time loses no time",
         ("client late",),
-        changed(ClientsModule.settle_block, "key in closed or is_abandoned", "key in closed"),
+        changed(ClientsModule.settle_block, "key in closed or run.is_over or is_finished", "key in closed"),
         LATE,
     ),
     Mutant(
@@ -214,9 +223,7 @@ CLIENT_RUNS = (
         "ended-run-trains-on",
         "the job of a run goes on after the run's end",
         ("client steps",),
-        changed(
-            ClientsModule.apply_transaction, "replace(run, is_over=True), JobHalt(key, said.author)", "replace(run, is_over=True)"
-        ),
+        changed(ClientsModule.settle_block, "[JobHalt(key, run.owner)] if run.is_over and not is_finished else []", "[]"),
         SERVES,
     ),
     Mutant(

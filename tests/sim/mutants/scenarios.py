@@ -63,6 +63,7 @@ class Scenario:
     jobs: bool = True
     minute_ms: int = 0  # of curation
     serves: bool = False  # all founders are gateways of client runs
+    is_liar_gateway: bool = False  # the first liar is the only gateway
     lost_ms_max: int = LOST_MS_MAX  # lost time of a gateway whose steps are not late
     loner: str = ""  # there is a second job, and the others retire its only trainer: "back", it runs; "lost", its disk is damaged
 
@@ -83,6 +84,7 @@ class Scenario:
             faults.append(Fault(len(faults), kind, round(at, 3), round(until, 3), nodes, amount, detail))
 
         peers = source.sample(range(self.n), self.n) if not self.in_a_row else [*reversed(range(self.n))]
+        liars = peers[::-1][: len(self.liars)]
         for name in self.liars:
             add("liar", 0.0, self.seconds, (peers.pop(),), detail=name)
         for _ in range(self.crashes):
@@ -133,7 +135,7 @@ class Scenario:
             jobs=self.jobs,
             minute_ms=self.minute_ms,
             second_job=bool(self.loner),
-            gateways=tuple(range(self.n)) if self.serves else (),
+            gateways=tuple(range(self.n)) if self.serves else tuple(liars[:1]) if self.is_liar_gateway else (),
             lost_ms_max=self.lost_ms_max,
             work=self.work or source.choice((0.5, 2.0)),
         )
