@@ -347,10 +347,9 @@ class JobModelStore:
     ) -> None:
         """Delete models that neither round `number` nor audits nor snapshots need, and leftovers of a crash.
 
-        `audited` are rounds whose proposals may still be replayed, however old they are. Models of the rounds
-        `earlier`, which are anchors or saved, stay, too. If the job is over, models of rounds after `number`, which were undone,
-        are deleted. The last durable model stays, since later
-        models can be recomputed from it. A repeated call has no effect.
+        `audited` are rounds whose proposals may still be replayed, however old they are. Models of the rounds `earlier`, which
+        are anchors or saved, stay, too. The last durable model stays, since later models can be recomputed from it. If the job is
+        over, models of rounds after `number`, which were undone, are deleted. A repeated call has no effect.
         """
         kept = max(ROUNDS_KEPT, spec.rounds_audited + 1)
         base = self._last_durable(job, number)

@@ -10,8 +10,8 @@ A gateway is the peer that serves the program. It opens a run, and requests one 
 | accepts nothing | stays open, and its next round has another trainer |
 | accepts nothing for the last of `ATTEMPTS_MAX` times, or of the last trainer | failed; the model is unchanged |
 
-The gateway computes the update of the first round, because it already has the gradients. The hash of job and step determines the
-order of the other trainers.
+The gateway computes the update of the first round, because it already has the gradients. The other trainers follow, and those
+that have failed more often in this run come later. A hash of job and step determines the order of equals.
 
 A checkpoint is a name for a model of a run. Every peer keeps the model until the checkpoint expires, also if the run is over.
 Another run can start from it. The run's base stays as long: this is the job whose model the run changes.
@@ -24,12 +24,14 @@ since all voters keep their payloads.
 
 Steps take turns with other jobs. Between two steps, a training job gets one round, and a queued job may start. Among several
 waiting steps, the oldest comes first. A step is late if rounds of its owner have accepted nothing for too long: it begins only if
-nothing else waits. In any time T, such rounds take at most `LOST_MS_MAX` + T / `LOST_PART` and one round from others.
+nothing else waits. In any time T, such rounds of one member take at most `LOST_MS_MAX` + T / `LOST_PART`, and one round, from
+others.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Final
@@ -91,7 +93,7 @@ FLOPS_ALLOWED: Final = 2 * 10**12
 # First limit of a run's steps. Tuning loops have 20 to some thousand steps. Each voter keeps the payloads of all steps, with two
 # bytes for each parameter of the adapters.
 STEPS_ALLOWED: Final = 10_000
-STEPS_ALLOWED_MAX: Final = ROUNDS_MAX  # highest limit of steps that voters can set: each step is a round of the run's job
+STEPS_ALLOWED_MAX: Final = ROUNDS_MAX  # highest limit of steps that voters can set: each step takes a round of the run's job
 REASONS_MAX: Final = len(Verdict) + 2  # reasons of rejections: the verdicts, those of the objective together, and `absent`
 
 
@@ -565,12 +567,16 @@ def _own(state: ClientsState, members: MembersState, key: bytes, author: bytes, 
 def trainers_in_order(job: Job, key: bytes, run: ClientRun, members: MembersState) -> list[bytes]:
     """Return the members that may still train the run's open or next step, in the order of their attempts.
 
-    The owner is first, if it trains. Suspended trainers are left out, unless no other is there.
+    The owner is first, if it trains. Trainers whose updates this run has refused or missed come later than others, so an absent
+    trainer does not cost each step a round. Suspended trainers are left out, unless no other is there.
     """
     trains = [member for member, of in members.members.items() if TRAINER in of.roles and members.may_be_awaited(member)]
     able = {member for member in trains if member not in job.suspended_trainers} or {*trains}
     tried = map(members.current_key, run.open_step.tried if run.open_step is not None else ())
-    owner, step = members.current_key(run.owner), run.next_step
+    owner, step, rejections = members.current_key(run.owner), run.next_step, Counter[bytes]()
+    for trainer, reasons in job.rejected.items():
+        rejections[members.current_key(trainer)] += sum(reasons.values())
     return sorted(
-        able.difference(tried), key=lambda member: (member != owner, hashlib.sha256(encode((key, step, member))).digest())
+        able.difference(tried),
+        key=lambda member: (member != owner, rejections[member], hashlib.sha256(encode((key, step, member))).digest()),
     )

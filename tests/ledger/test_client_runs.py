@@ -1133,6 +1133,30 @@ def test_steps_of_other_members_come_before_a_late_one_and_do_not_wait_longer(wo
     assert world.open_jobs() == {saboteur.trains}
 
 
+@pytest.mark.parametrize("rotates", [False, True])
+def test_an_absent_trainer_has_one_round_of_a_run_and_does_not_make_its_owner_late(
+    rotates: bool, world: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, absent = PEOPLE[3], {PEOPLE[0].public}  # the owner votes, and does not train
+    world.start(OTHER, LANGUAGE + b":100000")
+    key, lost = world.open(owner), 0
+    for number in range(10):
+        world.request(key, number, owner)
+        while world.run(key).open_step is not None:
+            (running,) = world.open_jobs()
+            is_lost = running == key and not absent.isdisjoint(world.job(key).trainers)
+            world.block_ms, lost = (SLOW_MS, lost + 1) if is_lost else (FAST_MS, lost)
+            if is_lost:
+                close_empty(world, key)
+                if rotates and len(absent) == 1:
+                    absent.add(rotated(world, PEOPLE[0], "new key of the absent trainer", monkeypatch).public)
+            else:
+                world.close(running)
+        last = world.run(key).last
+        assert last is not None and last.is_accepted
+    assert lost == 1
+
+
 def test_lost_time_is_forgiven_and_follows_the_key_of_the_member(world: Clients) -> None:
     _, key = late_run(world)
     new = FastSigner("next key of the gateway")

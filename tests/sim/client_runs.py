@@ -393,11 +393,13 @@ class ClientRuns:
 
 
 def order(key: bytes, step: int, owner: bytes, before: Any, after: Any) -> list[bytes]:
-    """Return the members that may train a step, in the order of its attempts: the owner, and then by their hashes."""
-    members = after.members
+    """Return the members that may train a step, in the order of its attempts: the owner, then those that failed less often."""
+    members, failures = after.members, Counter[bytes]()
+    for of, reasons in before.jobs.jobs[key].rejected.items():
+        failures[members.current_key(of)] += sum(reasons.values())
     trains = [of for of, member in members.members.items() if "trainer" in member.roles and members.may_be_awaited(of)]
     able = [of for of in trains if of not in before.jobs.jobs[key].suspended_trainers] or trains
-    return sorted(able, key=lambda of: (of != owner, hashlib.sha256(codec.encode([key, step, of])).digest()))
+    return sorted(able, key=lambda of: (of != owner, failures[of], hashlib.sha256(codec.encode([key, step, of])).digest()))
 
 
 def _is_running(state: Any, key: bytes) -> bool:
