@@ -22,11 +22,10 @@ SERVES = Scenario(serves=True, blocks=40)
 SERVES_LONG = replace(SERVES, blocks=90)  # so that runs with checkpoints end
 SERVES_ALONE = replace(SERVES, jobs=False, blocks=90)  # so that many runs have rounds
 WITHHELD = replace(SERVES, liars=("signs-again",), blocks=60)  # half of the liar's steps have data that only it has
-LATE = replace(
-    WITHHELD, serves=False, is_liar_gateway=True, blocks=120, lost_ms_max=500
-)  # the liar's steps are soon late, and a training job goes on
+# The only gateway lies. Its steps are soon late, and a training job goes on.
+LATE = replace(WITHHELD, serves=False, is_liar_gateway=True, blocks=120, lost_ms_max=500)
 WITHHELD_LONG = replace(WITHHELD, jobs=False, blocks=120)  # such steps come to their end
-LATE_ALONE = replace(LATE, jobs=False)  # late steps begin again
+LATE_ALONE = replace(LATE, jobs=False)  # nothing else waits, so late steps begin
 
 
 def changed(function: Any, line: str, instead: str) -> Plant:
