@@ -226,7 +226,7 @@ async def test_a_late_request_fails_and_leaves_the_gradient_as_it_is(tmp_path: P
         assert bodies == [codec.encode(REQUESTS[number]) for number in (1, 3)]
 
 
-async def test_ten_thousand_doubled_reordered_and_altered_requests_have_one_result_a_number(tmp_path: Path) -> None:
+async def test_doubled_reordered_and_altered_requests_have_one_result_a_number(tmp_path: Path) -> None:
     draw = Random(48)
     seen: dict[str, Any] = {}
     async with gateway(tmp_path) as program:
@@ -234,7 +234,7 @@ async def test_ten_thousand_doubled_reordered_and_altered_requests_have_one_resu
         models = [await program.create_model(number) for number in range(3)]
         sent: dict[tuple[str, int], int] = {}
         newest = dict.fromkeys(models, 0)
-        for _ in range(10_000):
+        for _ in range(2_000):
             model = draw.choice(models)
             if draw.random() < 0.04:  # new numbers, in any order
                 parts = draw.sample(range(newest[model] + 1, newest[model] + 4), 3)
@@ -257,11 +257,11 @@ async def test_ten_thousand_doubled_reordered_and_altered_requests_have_one_resu
             request = f"{model}#{number}"
             reply = await program.result(request)
             assert seen.setdefault(request, reply) == reply
-    assert len(seen) == len(sent) > 700 and sum(sent.values()) > 10_000
+    assert len(seen) == len(sent) > 140 and sum(sent.values()) > 2_000
     faults = [reply["error"] for reply in seen.values() if isinstance(reply, dict) and "error" in reply]
     assert not any("internal" in fault for fault in faults)
-    assert len(program.runs.passes) == sum(isinstance(reply, BytesReply) for reply in seen.values()) > 200
-    assert len(program.runs.steps) == sum(isinstance(reply, dict) and "metrics" in reply for reply in seen.values()) > 5
+    assert len(program.runs.passes) == sum(isinstance(reply, BytesReply) for reply in seen.values()) > 30
+    assert len(program.runs.steps) == sum(isinstance(reply, dict) and "metrics" in reply for reply in seen.values()) > 1
 
 
 # Faults of clients ---------------------------------------------------------------------------------------------------
