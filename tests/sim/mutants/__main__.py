@@ -31,6 +31,7 @@ SLOW = (
     "checkpoints-end-with-their-run",
     "job-of-checkpoints-forgotten",
     "saved-models-not-kept",
+    "lost-time-not-forgiven",
 )
 RARE = (
     "first-certificate",
