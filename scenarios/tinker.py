@@ -63,7 +63,7 @@ UNCALLED: Final = {
     "0.38.0": ("/healthz", "/cancel_future"),
     "0.25.0": ("/healthz", "/cancel_future", "/sessions/{session_id}/finish"),
 }
-HEARTBEAT: Final = "/session_heartbeat"  # The SDK calls it every ten seconds, and a fast machine may finish earlier.
+PERIODIC: Final = ("/session_heartbeat", "/telemetry")  # The SDK calls these every ten seconds, and a program may end earlier.
 HONEST: Final = ("peer.cli",)  # module of an honest peer
 KEY: Final = "tml-scenario"  # While a gateway has no keys, it serves programs on its machine with any key.
 STEPS: Final = 20
@@ -431,7 +431,7 @@ def judge_completeness(trial: Trial, exchanges: Sequence[Exchange], sdk: str) ->
     """Require that the program has used each route that its SDK calls."""
     uncalled = set(UNCALLED[sdk])
     for route in ROUTES.routes:
-        if (path := route.path.removeprefix(API)) == HEARTBEAT:
+        if (path := route.path.removeprefix(API)) in PERIODIC:
             continue
         pattern = re.compile(f"{route.method} {PLACEHOLDER.sub('[^/]+', path)}")
         is_called = any(pattern.fullmatch(exchange.call) for exchange in exchanges)
