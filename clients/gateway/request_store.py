@@ -39,7 +39,7 @@ class RequestKind(enum.StrEnum):
     STEP = "step"
     SAMPLER = "sampler"  # a sampler of the present model
     SAVE = "save"  # a checkpoint of the present model
-    LOAD = "load"  # the model of a checkpoint in the place of the present one
+    LOAD = "load"  # the model of a checkpoint, which replaces the present one
     END = "end"  # the end of the model's run
     INVALID = "invalid"  # The payload is the fault of the client, in UTF-8.
 
@@ -262,7 +262,7 @@ class RequestStore(ServiceDatabase):
         return self._database.execute("SELECT job, round FROM samplers WHERE model = ? ORDER BY rowid DESC", (model,)).fetchall()
 
     def put_checkpoint(self, checkpoint: StoredCheckpoint) -> None:
-        """Store a checkpoint, in the place of one with the same path."""
+        """Store a checkpoint. It replaces one with the same path."""
         row = astuple(replace(checkpoint, created_ms=wall_ms()))
         self._database.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 

@@ -23,7 +23,7 @@ class LimitTerms:
     kind: str  # kind of the transactions with votes
     make_vote: Callable[[str, int], Any]  # makes the content of such a transaction: the name of the limit, and the value
     most: int  # largest value that voters can set
-    meaning: str  # meaning for people, with `{most}` in the place of the value
+    meaning: str  # meaning for people, with `{most}` where the value stands
 
     def describe(self, most: int) -> str:
         return self.meaning.format(most=most)
