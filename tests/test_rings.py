@@ -23,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import rings, run
+from tests.peer.processes import wait_for_ends
 from tests.waiting import PatienceEnded, ended_in_patience, in_time, patience, patience_seconds, run_process
 
 Forbidden = pytest.fail.Exception
@@ -332,3 +333,58 @@ def test_the_digest_of_files_is_of_names_and_contents_of_all_that_git_would_add(
     second = run.digest_of_files()
     (tmp_path / "a").rename(tmp_path / "b")
     assert len({first, second, run.digest_of_files()}) == 3
+
+
+@pytest.mark.real("processes")
+def test_idle_steps_run_beside_those_before_them_and_are_reported_at_their_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = tmp_path / "begun"
+    commands = {"simulator": ["-c", f"open({str(begun)!r}, 'w'); print('seeds')"], "mutants": ["-c", "print('bugs'); exit(3)"]}
+    monkeypatch.setattr(run, "RUNS", tmp_path)
+    monkeypatch.setattr(run, "digest_of_files", lambda: "these files")
+    monkeypatch.setattr(run, "IDLE", commands)
+    monkeypatch.setattr(run, "STEPS", {"real": lambda: wait_for(begun.exists), "simulator": None, "mutants": None, "demo": None})
+    assert run.main([]) == 3
+    printed = [word for word in capsys.readouterr().out.split() if word in {"real", "seeds", "bugs", *commands}]
+    assert printed == ["real", "simulator", "seeds", "mutants", "bugs"]
+    assert json.loads((tmp_path / "steps.json").read_text()) == {"real": "these files", "simulator": "these files"}
+
+
+@pytest.mark.real("processes")
+def test_an_idle_step_has_the_least_priority_and_ends_with_its_processes_where_another_step_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child, new = tmp_path / "child", tmp_path / "new"
+    monkeypatch.setattr(run, "IDLE", {"simulator": ["-c", PARENT, str(new), str(child)], "mutants": []})
+    steps = run.IdleSteps(["simulator", "mutants"], tmp_path)
+    try:
+        wait_for(child.exists)
+        pid = int(child.read_text())
+        wait_for(lambda: os.getpriority(os.PRIO_PROCESS, os.getpgid(pid)) == run.LEAST_PRIORITY)
+        if (session := Path(f"/proc/{pid}/autogroup")).exists():
+            wait_for(lambda: session.read_text().endswith(f"nice {run.LEAST_PRIORITY}\n"))
+    finally:
+        steps.stop()
+    wait_for_ends([pid])
+    assert not (tmp_path / "mutants").exists()
+
+
+PARENT = """
+import os, subprocess, sys
+
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+new, file = sys.argv[1:]
+with open(new, "w") as written:
+    written.write(str(child.pid))
+os.rename(new, file)
+child.wait()
+"""
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + patience_seconds()
+    while not condition():
+        if time.monotonic() > deadline:
+            raise PatienceEnded("the condition never held")
+        time.sleep(0.01)
