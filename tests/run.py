@@ -35,8 +35,8 @@ ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "runs"
 BIN = Path(sys.executable).parent
 CORES = os.cpu_count() or 1
-# Virtual tests keep a processor busy, but a process that ends early leaves one idle; processes of their own have real ones.
-VIRTUAL_PROCESSES, REAL_PROCESSES = 2 * CORES, CORES
+# One process may have ended early, or wait for others. Each further one costs six seconds of a processor, to collect the tests.
+PROCESSES = CORES + 1
 # For steps of many processes: each would compile all modules again, and the next step pytest's test files.
 KEEP_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
 LEAST_PRIORITY = 19  # of Unix
@@ -63,7 +63,7 @@ def pytest(marks: str, *arguments: str, outcomes: Path | None = None) -> int:
 
 
 def virtual() -> int:
-    return pytest("(pure or virtual) and not large and not long", "--numprocesses", str(VIRTUAL_PROCESSES), "--dist", "worksteal")
+    return pytest("(pure or virtual) and not large and not long", "--numprocesses", str(PROCESSES), "--dist", "worksteal")
 
 
 def real() -> int:
@@ -79,7 +79,7 @@ def with_second_try(marks: str, distribution: str) -> int:
     """Run tests; then those again, one by one, whose patience ended, if nothing else failed."""
     with TemporaryDirectory() as folder:
         outcomes = Path(folder) / "outcomes.jsonl"
-        status = pytest(marks, "--numprocesses", str(REAL_PROCESSES), "--dist", distribution, outcomes=outcomes)
+        status = pytest(marks, "--numprocesses", str(PROCESSES), "--dist", distribution, outcomes=outcomes)
         failed = [json.loads(line) for line in outcomes.read_text().splitlines()] if outcomes.exists() else []
     impatient = tests_of_second_try(status, failed)
     if not impatient:
