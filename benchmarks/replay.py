@@ -8,6 +8,9 @@ and the smallest false one; both are printed for every precision.
 The responses of a PPO job are sampled once and committed to, and replays derive the rest from them. `ppo-jumps` is textbook PPO,
 whose gradients jump where ratio or value reach the edge of their clip; it only runs if `--jobs` names it.
 
+The jobs `per-step-bf16` and `per-step-bf16-64` compute in bfloat16, with batches of 8 and 64. Their audits compare payloads
+alone, within a tolerance of their own, and the least false error must be `MARGIN` times as large.
+
 Hashes of results that must be equal bit for bit are compared with `tests/training/golden.json`, and those of torch are printed.
 `--device cuda` also computes them and all replays on a GPU, with the engine of a peer. It needs this repository, numpy, msgpack,
 pynacl, and a torch with that device.
@@ -61,11 +64,14 @@ def _mean(learns: TrainableParameters) -> JobSpec:
     )
 
 
+HALF = complete_fields(PRESETS["per-step"] | {"precision": Precision.BF16})
 JOB, TRAINER, OTHER = bytes(range(32)), b"\x01" * 32, b"\x02" * 32
 JOBS = {
     "local": JobSpec(name="replay", data=bytes(32), **complete_fields(PRESETS["local"])),
     "adamw": JobSpec(name="replay", data=bytes(32), **complete_fields(PRESETS["local"] | {"inner": InnerOptimizerKind.ADAMW})),
     "per-step": JobSpec(name="replay", data=bytes(32), **PRESETS["per-step"]),
+    "per-step-bf16": JobSpec(name="replay", data=bytes(32), **HALF),
+    "per-step-bf16-64": JobSpec(name="replay", data=bytes(32), batch=64, **HALF),
     "reward": JobSpec(name="replay", objective="reward", data=bytes(32), **complete_fields(REWARD_JOB)),
     "reward-mean": _mean(TrainableParameters.WORDS),
     "reward-mean-all": _mean(TrainableParameters.ALL),
@@ -99,11 +105,13 @@ class Variant:
     shift: int = 0  # offset of the step whose data is used
     rate: float = 1.0  # factor of the inner rate
     micro_batch: int | None = None
+    repeated: int = 1  # parts of a batch, of which all are the first one: its gradient takes a part of the work
     half: bool = False  # the job's `precision=bf16`
     fast_float32: bool = False  # TF32, on a GPU
 
-    @property
-    def precision(self) -> str:
+    def precision(self, spec: JobSpec) -> str:
+        if spec.precision is Precision.BF16:
+            return "audited bf16"
         return "bf16" if self.half else "TF32" if self.fast_float32 else "fp32"
 
 
@@ -111,6 +119,7 @@ EVERYWHERE = Variant("", HONEST)
 LIES = (
     Variant("another trainer's data", LIE, trainer=OTHER),
     Variant("the next step's data", LIE, shift=1),
+    Variant("half of the batch, twice", LIE, repeated=2),
     Variant("rate 1 % higher", SMALL_LIE, rate=1.01),
 )
 BOTH = (Variant("bfloat16", FAST, half=True), *LIES, *(replace(lie, name=f"bfloat16, {lie.name}", half=True) for lie in LIES))
@@ -137,12 +146,12 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
     class Differing(kind):  # type: ignore[misc]
         """An engine with other data if the variant requests it."""
 
-        def batch(
+        def draw_batch(
             self, job: bytes, round: int, trainer: bytes, step: int, size: int, declaration: Any = None
         ) -> npt.NDArray[np.int64]:
             shifted = (step + variant.shift) % spec.local_steps if declares else step + variant.shift
-            found: npt.NDArray[np.int64] = super().batch(job, round, variant.trainer, shifted, size, declaration)
-            return found
+            found: npt.NDArray[np.int64] = super().draw_batch(job, round, variant.trainer, shifted, size, declaration)
+            return np.concatenate([found[: size // variant.repeated]] * variant.repeated)
 
     where = torch.device(device)
     configure_device(torch.device(where.type, where.index or 0))  # as in a peer's worker; it disables TF32
@@ -234,9 +243,11 @@ def child(options: argparse.Namespace) -> None:
         variants = [variant for variant in (EVERYWHERE, *VARIANTS, *ON_A_GPU) if variant.name in options.replays]
         variants = [variant for variant in variants if variant.rate == 1 or not spec.sends_gradients]
         variants = [variant for variant in variants if variant.shift == 0 or not _sees_the_same(spec)]
+        variants = [variant for variant in variants if variant.repeated == 1 or spec.objective == "language"]
+        variants = [variant for variant in variants if not variant.half or spec.precision is not Precision.BF16]
         for variant in {variant.name: variant for variant in variants}.values():
             whole, payload = replay(spec, options.rounds, kept, options.device, variant)
-            precision = f"{variant.precision} on {options.device}"
+            precision = f"{variant.precision(spec)} on {options.device}"
             rows.append(asdict(Row(name, variant.kind, precision, variant.name, spec.seed, whole, payload)))
     print(json.dumps({"seen": dispatch.seen(), "rows": rows}))
 

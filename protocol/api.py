@@ -223,7 +223,7 @@ class JobView:
     audits_open: int = 0  # number of reports that are awaited, and of open disputes
     queue_position: int = 0  # position in the queue, from 1; 0: the job is not queued
     data_origin: str = ""  # origin of data that people may have labeled; empty: none
-    precision: str = "fp32"  # number format of matrix products; a job in bf16 cannot be audited
+    precision: str = "fp32"  # number format of matrix products; audits of bf16 compare single gradients
     parameters: int = 0  # number of parameters of the job's model
     disk_bytes: int = 0  # maximum bytes on this peer's disk, without the training text; 0: the job is over
     # Number of voters that have the queued job's initial parameters, and number that the job needs to start.

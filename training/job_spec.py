@@ -60,6 +60,13 @@ SUSPENSION_ROUNDS_MAX: Final = 100_000
 TOLERANCE_MIN: Final = 1e-3
 # Largest tolerance of a replay: an update without any work has error 1, one with half of the work less.
 TOLERANCE_MAX: Final = 0.1
+# Least and default tolerance of a replay in bf16. Replays of one gradient with other instruction sets and micro-batches have
+# errors of at most 0.02, and false ones of at least 0.6 (`benchmarks.replay`).
+BF16_TOLERANCE: Final = 0.05
+BF16_BITS: Final = 4  # bits of a level with which replays in bf16 were measured: errors are relative to the width of a level
+# Least batch of jobs with sampled audits in bf16. Auditors also compare mean losses, which may differ by 0.001. Those of 8
+# sequences differ by 0.0003 between processors, and those of fewer by more.
+BF16_BATCH_MIN: Final = 8
 
 # Least audit rate, with which a job relies on volunteers alone. At smaller rates, rounding decides if any proposal can be drawn.
 AUDIT_RATE_MIN: Final = 1e-9
@@ -110,7 +117,9 @@ class Precision(enum.StrEnum):
     """Precision of matrix products in local steps. Parameters, moments and sums are always float32."""
 
     FP32 = "fp32"
-    BF16 = "bf16"  # BF16 is several times faster on GPUs. Replays differ by more than a small attack, so audits are impossible.
+    # BF16 is several times faster on GPUs. Only single gradients can be audited: replays of several local steps differ by more
+    # than a small attack.
+    BF16 = "bf16"
 
 
 class OuterOptimizerKind(enum.StrEnum):
@@ -253,7 +262,7 @@ class JobSpec:
     uplink_mbit_min: Annotated[int, Between(1, UPLINK_MBIT_MAX)] = UPLINK_MBIT_MIN
     """Sampled audits: uplink that a trainer needs, in Mbit/s. With a slower one it may be suspended for withheld buffers."""
     precision: Precision = Precision.FP32
-    """Precision of matrix products in local steps. Nobody can audit `bf16`, so it needs `audit=off`."""
+    """Precision of matrix products in local steps. Several local steps in `bf16` need `audit=off`."""
     initial_model: Digest | None = None
     """Blob of the initial parameters (`training.parameter_blob`), for a model that no job of this network trained."""
     licence: Name | None = None
@@ -310,6 +319,11 @@ class JobSpec:
     @property
     def is_reexecuted(self) -> bool:
         return self.audit is not AuditMode.OFF
+
+    @property
+    def is_reexecuted_in_bf16(self) -> bool:
+        """True if replays are in bf16. Programs of 0.3.0 refuse such a job."""
+        return self.precision is Precision.BF16 and self.is_reexecuted
 
     @property
     def has_estimates(self) -> bool:
@@ -452,9 +466,8 @@ class JobSpec:
 
     def _audit_problem(self) -> str | None:
         is_sampled = self.audit is AuditMode.SAMPLED
-        if self.precision is Precision.BF16 and self.is_reexecuted:
-            differ = "honest re-executions in bf16 differ by 0.13 of an update, and small attacks by only 0.011"
-            return f"precision 'bf16' with audit {self.audit.value!r}: {differ}; use audit 'off', or precision 'fp32'"
+        if self.is_reexecuted_in_bf16 and (problem := self._bf16_problem()):
+            return f"precision 'bf16' with audit {self.audit.value!r} and {problem}, or audit 'off', or precision 'fp32'"
         if not is_sampled and self.uplink_mbit_min != UPLINK_MBIT_MIN:
             return f"uplink_mbit_min {self.uplink_mbit_min} has no effect with audit {self.audit.value!r}: leave it out"
         if not is_sampled and self.final_full_audit_rounds:
@@ -481,6 +494,31 @@ class JobSpec:
         if self.object_bytes_max > BLOB_BYTES_MAX:
             size = f"its largest object has {self.object_bytes_max} bytes, and peers can download at most {BLOB_BYTES_MAX}"
             return f"{size}: use a smaller model, or inner_state 'reset'"
+        return None
+
+    def _bf16_problem(self) -> str | None:
+        """Return the value with which replays in bf16 are impossible, and another value."""
+        if not self.sends_gradients:
+            steps = f"outer {self.outer.value!r}, local_steps {self.local_steps}"
+            return f"{steps}: honest re-executions of such steps differ by 0.13, and small attacks by 0.011; use outer 'adamw'"
+        if not self.resolved_objective.is_replayable_in_bf16:
+            return f"objective {self.objective!r}: its gradients were not measured in bf16; use objective 'language'"
+        for kind in self.model.layer_kinds:
+            if not kind.is_replayable_in_bf16:
+                usual = getattr(ModelSpec(), kind.place.value)
+                return f"model.{kind.place.value} {kind.name!r}: its gradients were not measured in bf16; use {usual!r}"
+        if self.has_estimates:
+            return "memory 'estimates': its buffers were not measured in bf16; use memory 'residual'"
+        if self.commits_to_buffer:
+            return f"feedback_decay {self.feedback_decay:g}: its buffers were not measured in bf16; use feedback_decay 0"
+        if self.bits != BF16_BITS:
+            return f"bits {self.bits}: payloads of as many bits were not measured in bf16; use bits {BF16_BITS}"
+        if self.replay_tolerance < BF16_TOLERANCE:
+            refused = f"replay_tolerance {self.replay_tolerance:g}: it would reject honest updates of other processors"
+            return f"{refused}; use at least {BF16_TOLERANCE:g}"
+        if self.audit is AuditMode.SAMPLED and self.batch < BF16_BATCH_MIN:
+            differ = f"batch {self.batch}: mean losses of small batches differ between processors"
+            return f"{differ}; use at least {BF16_BATCH_MIN}"
         return None
 
     def _memory_problem(self) -> str | None:
@@ -642,6 +680,7 @@ def complete_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     - Muon is the default if outer optimizer, memory and inner state have their defaults. It learns more in the same time
       (`benchmarks.value`). Muon with kept moments was not measured.
     - With payloads of eight bits there is no error feedback.
+    - Audits of steps in bf16 have a larger tolerance.
     - With audit 'full' the rule is the mean. Every accepted update was verified, and a robust rule would drop some of them.
     """
     usual, unset = PRESETS["per-step"], JobSpec(name="usual")
@@ -662,4 +701,6 @@ def complete_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     is_exact = fields.get("bits") == 8 and fields.get("memory") != FeedbackMemory.ESTIMATES
     decay = {"feedback_decay": 0.0} if is_exact else {}
     sampled = {"audit_rate": AUDIT_RATE} if fields.get("audit") == AuditMode.SAMPLED else {}
-    return said[0] | said[1] | said[2] | rule | sampled | decay | dict(fields)
+    is_half = fields.get("precision") == Precision.BF16 and fields.get("audit") != AuditMode.OFF
+    tolerance = {"replay_tolerance": BF16_TOLERANCE} if is_half else {}
+    return said[0] | said[1] | said[2] | rule | sampled | decay | tolerance | dict(fields)

@@ -370,7 +370,8 @@ def _terms(spec: bytes, kind: Objective, answer_ms: int) -> JobTerms:
     job = JobSpec.decode(spec)
     required = [ModuleVersion(kind.module, kind.version)]
     required += [ModuleVersion(layer.module, layer.version) for layer in job.model.layer_kinds if layer.module]
-    if codec.has_added_value(job):
+    # Programs of 0.3.0 refuse replays in bf16, although they know the precision.
+    if codec.has_added_value(job) or job.is_reexecuted_in_bf16:
         required.append(ModuleVersion(JobsModuleV2.name, JobsModuleV2.version))
     return JobTerms(
         name=job.name,

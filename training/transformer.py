@@ -177,6 +177,8 @@ class LayerKind:
     # the layer. Empty: all networks know it.
     module: ClassVar[str] = ""
     version: ClassVar[int] = 1
+    # True: gradients of models with this layer were measured in bf16, and replays tell false ones from honest ones.
+    is_replayable_in_bf16: ClassVar[bool] = False
 
     def sizes_problem(self, model: ModelSpec) -> str | None:
         """Return an error's text if a size of the model is impossible for the layer; None if all sizes are valid."""
@@ -218,6 +220,7 @@ def norm_weight(name: str, model: ModelSpec, transformers: str, gguf: str) -> La
 class DenseLinear(LinearKind):
     name = "dense"
     description = "a matrix of float32 numbers"
+    is_replayable_in_bf16 = True
 
     def matrix(
         self,
@@ -248,6 +251,7 @@ class GroupedQueryAttention(BlockKind):
     name = "attention"
     description = "causal attention with grouped queries (Ainslie 2023) and rotary positions (Su 2021)"
     place = LayerPlace.ATTENTION
+    is_replayable_in_bf16 = True
 
     def sizes_problem(self, model: ModelSpec) -> str | None:
         if model.width % model.heads or (model.width // model.heads) % 2:
@@ -272,6 +276,7 @@ class SwiGlu(BlockKind):
     name = "swiglu"
     description = "a gated feed-forward network (Shazeer 2020)"
     place = LayerPlace.FEED_FORWARD
+    is_replayable_in_bf16 = True
 
     def parameters(self, model: ModelSpec, linear: LinearKind) -> Sequence[LayerParameter]:
         width, hidden = model.width, model.hidden
