@@ -63,6 +63,7 @@ SETTING_METAVARS: dict[str, str | None] = {
     "local_data": "PATH",
     "approve_invited": "N",
     "payloads_gb": "N",
+    "keep_batches_gb": "N",
     "retire_after_days": "N",
     "stand": None,
     "log_level": "LEVEL",

@@ -32,6 +32,7 @@ from peer.api.running_peer import RunningPeer
 from peer.daemon.host_addresses import host_addresses, make_optional_services, own_addresses
 from peer.roles.voter import Voter
 from peer.runtime.auditor import Auditor
+from peer.runtime.batch_retention import BatchKeeper
 from peer.runtime.blob_retention import BlobPinner, PayloadPruner, StartModelAttester
 from peer.runtime.driver import Driver, load_state
 from peer.runtime.membership.liveness_reports import LivenessMonitor
@@ -46,6 +47,7 @@ from peer.settings.process_resources import connection_limits, descriptor_limit,
 from protocol.api import PeerApi
 from protocol.errors import LostVotesError, RemoteProtocolError, StorageError, UserError
 from protocol.identity import CachingVerifier, Ed25519Verifier, Signer
+from storage.batch_store import BatchStore
 from storage.disk_blob_store import DiskBlobStore
 from storage.durable_files import is_descriptor_shortage
 from storage.ledger_store import LedgerStore
@@ -154,6 +156,8 @@ def _assemble_peer(
     participant = make_participant(ParticipantContext(config, worker, directory.texts, network, identity, genesis.chain_id))
     anchor, payload_bytes = invitation.anchor if invitation else None, config.payloads_gb * 1_000_000_000
     driver = Driver(identity, rules, applied, store, blobs, models, network, participant, events, anchor, payload_bytes)
+    batches = BatchStore(directory.batches, config.keep_batches_gb * 1_000_000_000)
+    driver.round_executor.disk_space.batches = batches
     submitter, former = TransactionSubmitter(driver), directory.load_former_identity()
     peer = RunningPeer(
         config=config,
@@ -162,6 +166,7 @@ def _assemble_peer(
         driver=driver,
         network=network,
         worker=worker,
+        batches=batches,
         submitter=submitter,
         membership=Membership(
             driver,
@@ -198,6 +203,7 @@ async def _running_tasks(peer: RunningPeer) -> AsyncIterator[None]:
         "the check of initial models": StartModelAttester(driver, peer.submitter).run,
         "the deletion of old payloads": PayloadPruner(driver).run,
         "the deletion of old models": ModelPruner(driver).run,
+        "the data of client runs": BatchKeeper(driver, peer.batches).run,
         "auditing": peer.auditor.run,
     }
     watchers: dict[str, Callable[[], Awaitable[None]]] = {
