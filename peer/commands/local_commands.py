@@ -288,11 +288,13 @@ def run_audit(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    from peer.export.audit_worker import audit_with_worker as replay
+    from peer.commands.offline_audit import audit_data_directory, audit_with_worker
 
+    folder = Path(options.directory)
+    replay = audit_data_directory if DataDirectory(folder).genesis.is_file() else audit_with_worker
     with Progress(transient=True, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("replaying blocks", total=None)
-        found = replay(Path(options.directory), lambda done, total: progress.update(task, completed=done, total=total))
+        found = replay(folder, lambda done, total: progress.update(task, completed=done, total=total))
     print(
         f"network {found.network}, chain id {found.chain_id}",
         f"{found.blocks} blocks with {found.signatures} valid commit signatures",

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ledger.jobs import ClosedRound
 from peer.export.run_export import batch_path, payload_path, tokenizer_path
-from peer.roles.voter import vouch_verdict
 from protocol import codec
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import peer_id
@@ -17,13 +16,14 @@ from protocol.messages import Proposal
 from protocol.verdicts import VERDICT_MEANINGS, Verdict, verdict_label
 from training.job_spec import JobSpec
 from training.model_store import JobModelStore
-from training.worker_protocol import AuditReply, AuditRequest, BriefFiles, DeclarationFiles, OpenJobRequest
+from training.worker_protocol import AuditRequest, BriefFiles, DeclarationFiles, OpenJobRequest
 
 NO_WORKER = "this audit has no worker"
 DOUBTFUL = "the result differs by little more than the tolerance, as on another machine"
 
-# Function that re-executes a proposal of a job. It raises `UserError` with the reason if it cannot.
-Reexecute = Callable[[OpenJobRequest, AuditRequest], AuditReply]
+# Function that re-executes a proposal of a job, and returns the verdict of a voter that did so. It raises `UserError` with the
+# reason if it cannot.
+Reexecute = Callable[[OpenJobRequest, AuditRequest], Verdict]
 ReadBlob = Callable[[str, bytes], bytes]  # function that reads and checks a file of the export, given its name and digest
 
 
@@ -110,7 +110,7 @@ class BatchReplay:
             brief=brief,
         )
         self.read_blob(payload_path(proposal.payload), proposal.payload)
-        return vouch_verdict(self.reexecute(self._opening(closed.job, spec), request), spec)
+        return self.reexecute(self._opening(closed.job, spec), request)
 
     def _opening(self, job: bytes, spec: JobSpec) -> OpenJobRequest:
         """Return the request to open a job in the worker. Raises `UserError` if the export lacks its model or tokenizer."""

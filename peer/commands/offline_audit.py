@@ -1,19 +1,31 @@
-"""An audit with a worker process, which re-executes updates of client runs whose data are in the export."""
+"""`peer audit` with a worker process, which re-executes updates of client runs whose data are in the export."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import tempfile
 from functools import partial
 from pathlib import Path
 
 import trio
 
+from ledger.core.genesis import Genesis
 from peer.export.export_replay import ExportVerdict, Progress, audit_export
-from peer.export.run_export import BATCHES
+from peer.export.run_export import BATCHES, export_run
 from peer.features import require_engine
 from peer.roles.trainer import WORKER_DEATHS_MAX
+from peer.roles.voter import vouch_verdict
+from peer.settings.data_directory import DataDirectory, storage_errors
 from peer.worker.supervisor import WorkerSupervisor
 from protocol.errors import UserError
+from protocol.verdicts import Verdict
+from storage.batch_store import BatchStore
+from storage.disk_blob_store import DiskBlobStore
+from storage.ledger_store import LedgerStore
 from training.engine_resources import EngineResources
+from training.job_spec import JobSpec
+from training.model_store import JobModelStore
 from training.worker_protocol import AuditReply, AuditRequest, OpenJobRequest, WorkerDied, WorkerFailed
 
 ENGINE = "pytorch"
@@ -30,7 +42,25 @@ def audit_with_worker(folder: Path, progress: Progress) -> ExportVerdict:
     return trio.run(_audit, folder, progress, strict_exception_groups=True)
 
 
-def _refuse(reason: str, opening: OpenJobRequest, request: AuditRequest) -> AuditReply:
+def audit_data_directory(folder: Path, progress: Progress) -> ExportVerdict:
+    """Export the run of a stopped peer into a temporary folder, and audit the export.
+
+    Raises `UserError`, also if the peer runs.
+    """
+    directory = DataDirectory(folder)
+    genesis = Genesis.decode(directory.read_genesis())
+    with tempfile.TemporaryDirectory(prefix="folkmoot-audit-") as scratch:
+        made = Path(scratch) / "export"
+        with directory.lock(), contextlib.closing(LedgerStore(directory.ledger, genesis.chain_id)) as store:
+            blobs, host = DiskBlobStore(directory.blobs, directory.buffers), JobModelStore(directory.models)
+            # An audit deletes nothing, whatever the setting `keep_batches_gb` is.
+            batches = BatchStore(directory.batches, sys.maxsize)
+            with storage_errors(Path(scratch)):
+                export_run(store, blobs, host, genesis, made, batches)
+        return audit_with_worker(made, progress)
+
+
+def _refuse(reason: str, opening: OpenJobRequest, request: AuditRequest) -> Verdict:
     raise UserError(reason)
 
 
@@ -42,8 +72,8 @@ async def _audit(folder: Path, progress: Progress) -> ExportVerdict:
         trio.from_thread.check_cancelled()  # Ctrl-C ends the thread after the present block.
         progress(done, total)
 
-    def reexecute(opening: OpenJobRequest, request: AuditRequest) -> AuditReply:
-        return trio.from_thread.run(_ask, worker, opening, request)
+    def reexecute(opening: OpenJobRequest, request: AuditRequest) -> Verdict:
+        return vouch_verdict(trio.from_thread.run(_ask, worker, opening, request), JobSpec.decode(opening.spec))
 
     verdict: ExportVerdict | UserError
     async with trio.open_nursery() as nursery:
