@@ -69,7 +69,7 @@ class BatchKeeper:
                 self.driver.events.add("job", text, job=deleted.job, round=deleted.round)
 
     async def _fetch(self, key: RoundKey, job: Job) -> None:
-        driver, number = self.driver, display_round_number(key[1])
+        driver = self.driver
         if not is_round_open(*key, driver.state):
             return
         round = RoundContext(
@@ -96,6 +96,7 @@ class BatchKeeper:
             del self._fetching[key]
             driver.blobs.release_owner(round.blob_owner)
         if problem:
-            driver.events.add("job", f"the data of round {number} are not kept: {problem}", job=key[0], round=key[1])
+            text = f"the data of round {display_round_number(key[1])} are not kept: {problem}"
+            driver.events.add("job", text, job=key[0], round=key[1])
         # The round may have closed while the files were linked, and there may be no further block.
         await self._settle()

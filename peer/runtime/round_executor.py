@@ -329,7 +329,7 @@ class DiskSpaceMonitor:
     applied: CurrentState
     payload_bytes: int = 0  # bound of a job's stored payloads; 0 means no bound
     free: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
-    batches: BatchStore | None = None  # kept data of client runs, whose bound is reserved on the disk
+    batches: BatchStore | None = None  # kept data of client runs, which may grow to their bound beside the job
     _lacks: dict[bytes, DiskShortage] = field(default_factory=dict)  # job -> shortage that the latest check found
 
     @property
@@ -363,11 +363,10 @@ class DiskSpaceMonitor:
         here = _size(self.host.round_directory(key, 0).parent) + _size(self.folder / "buffers")
         # The files of earlier saved models are among those that are here, and stay beside the models of the last rounds.
         saved = spec.model_bytes * sum(model.round <= job.round - ROUNDS_KEPT for model in job.saved_models)
-        reserved = RESERVED_BYTES + (self.batches.bytes_left if self.batches else 0)
-        beside, free = max(0, room.models + saved + room.own - here) + reserved, self.free(self.folder)
+        beside, free = max(0, room.models + saved + room.own - here) + RESERVED_BYTES, self.free(self.folder)
         stays = partial(room.payload_bytes, bytes_max=self.payload_bytes)
         kept = stays(job.round)
-        whole = beside + stays(job.round + left) - kept
+        whole = beside + stays(job.round + left) - kept + (self.batches.bytes_left if self.batches else 0)
         if free >= whole:
             return None
         for_now = free < beside + stays(job.round + min(left, ROUNDS_AHEAD)) - kept
