@@ -32,7 +32,6 @@ from peer.api.running_peer import RunningPeer
 from peer.daemon.host_addresses import host_addresses, make_optional_services, own_addresses
 from peer.roles.voter import Voter
 from peer.runtime.auditor import Auditor
-from peer.runtime.batch_retention import BatchKeeper
 from peer.runtime.blob_retention import BlobPinner, PayloadPruner, StartModelAttester
 from peer.runtime.driver import Driver, load_state
 from peer.runtime.membership.liveness_reports import LivenessMonitor
@@ -203,9 +202,12 @@ async def _running_tasks(peer: RunningPeer) -> AsyncIterator[None]:
         "the check of initial models": StartModelAttester(driver, peer.submitter).run,
         "the deletion of old payloads": PayloadPruner(driver).run,
         "the deletion of old models": ModelPruner(driver).run,
-        "the data of client runs": BatchKeeper(driver, peer.batches).run,
         "auditing": peer.auditor.run,
     }
+    if peer.config.keep_batches_gb:
+        from peer.runtime.batch_retention import BatchKeeper
+
+        beside_agreement["the data of client runs"] = BatchKeeper(driver, peer.batches).run
     watchers: dict[str, Callable[[], Awaitable[None]]] = {
         "the check for alerts": partial(_watch_alerts, peer.api),
         "the address book": partial(

@@ -36,8 +36,6 @@ class BatchKeeper:
     _settling: trio.Lock = field(default_factory=trio.Lock)
 
     async def run(self) -> None:
-        if not self.batches.bytes_max:
-            return
         self._begun = self.batches.open_rounds()
         async with trio.open_nursery() as nursery:
             while True:
