@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from storage.durable_files import explain_os_errors, make_directory, sync_direct
 OPEN: Final = "open"
 UNFINISHED_SUFFIX: Final = ".made"  # suffix of a folder until all its links exist, and while its files are deleted
 HEIGHT_DIGITS: Final = 12  # digits of a height in a folder's name, so that names have the order of heights
+FOLDER_NAME: Final = re.compile(r"(?P<height>open|\d+)-(?P<job>[0-9a-f]{64})-(?P<round>\d+)")
 
 log = logging.getLogger("peer")
 
@@ -57,18 +59,20 @@ class BatchStore:
         with explain_os_errors(folder):
             for left in folder.glob(f"*{UNFINISHED_SUFFIX}"):
                 shutil.rmtree(left)
+            kept = dict[KeptRound, int]()
             for path in folder.iterdir():
-                height, job, number = path.name.split("-")
-                key = bytes.fromhex(job), int(number)
-                if height == OPEN:
+                if not (named := FOLDER_NAME.fullmatch(path.name)):
+                    continue  # Another program wrote it, such as a file manager.
+                key = bytes.fromhex(named["job"]), int(named["round"])
+                if named["height"] == OPEN:
                     self._open[key] = _size(path)
                 else:
-                    self._kept[KeptRound(int(height), *key)] = _size(path)
+                    kept[KeptRound(int(named["height"]), *key)] = _size(path)
             if not bytes_max:
                 for key in self._open:
                     self._delete(self._open_path(*key))
                 self._open.clear()
-        self._delete_oldest()
+        self._replace_kept(kept)
 
     @property
     def bytes_left(self) -> int:
@@ -114,8 +118,7 @@ class BatchStore:
         with explain_os_errors(path):
             path.rename(self._folder / kept.folder_name)
             sync_directory(self._folder)
-        self._kept = {**self._kept, kept: self._open.pop((job, round))}
-        return self._delete_oldest()
+        return self._replace_kept({**self._kept, kept: self._open.pop((job, round))})
 
     def read_round(self, kept: KeptRound) -> dict[bytes, bytes] | None:
         """Return the files of a round by digest. None: the round is deleted, or a file does not have the digest in its name."""
@@ -131,16 +134,20 @@ class BatchStore:
             log.warning("%s is damaged: exports leave out the data of this round", folder / damaged[0].hex())
         return None if damaged else files
 
-    def _delete_oldest(self) -> list[KeptRound]:
-        """Delete rounds until the others fit into the bound, and return the deleted ones."""
-        deleted, left = list[KeptRound](), sum(self._kept.values())
-        for kept in sorted(self._kept):
+    def _replace_kept(self, sizes: dict[KeptRound, int]) -> list[KeptRound]:
+        """Set the kept rounds to those of `sizes` that fit into the bound, delete the others, and return these.
+
+        Other threads see the rounds of either before or after this call.
+        """
+        deleted, left = list[KeptRound](), sum(sizes.values())
+        for kept in sorted(sizes):
             if left <= self.bytes_max:
                 break
-            left -= self._kept[kept]
+            left -= sizes[kept]
             deleted.append(kept)
+        self._kept = {kept: size for kept, size in sizes.items() if kept not in deleted}
+        for kept in deleted:
             self._delete(self._folder / kept.folder_name)
-        self._kept = {kept: size for kept, size in self._kept.items() if kept not in deleted}
         return deleted
 
     def _delete(self, path: Path) -> None:

@@ -61,12 +61,14 @@ def test_a_restarted_store_has_all_rounds_and_obeys_a_smaller_bound(tmp_path: Pa
     for number in range(3):
         keep(store, tmp_path, number, number + 1, bytes([number]) * 10)
     store.add_open_round(OTHER, 1, file(tmp_path, b"open"))
+    (tmp_path / "batches" / ".DS_Store").write_bytes(b"of a file manager")
     again = BatchStore(tmp_path / "batches", 100)
     assert (again.kept_rounds(), again.open_rounds(), again.bytes_left) == (store.kept_rounds(), {(OTHER, 1)}, 66)
     smaller = BatchStore(tmp_path / "batches", 20)
     assert [kept.round for kept in smaller.kept_rounds()] == [1, 2] and smaller.open_rounds() == {(OTHER, 1)}
     none = BatchStore(tmp_path / "batches", 0)
-    assert (none.kept_rounds(), none.open_rounds()) == ([], set()) and list((tmp_path / "batches").iterdir()) == []
+    assert (none.kept_rounds(), none.open_rounds()) == ([], set())
+    assert [path.name for path in (tmp_path / "batches").iterdir()] == [".DS_Store"]
 
 
 def test_a_crash_leaves_whole_rounds_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
