@@ -82,7 +82,7 @@ def test_an_untouched_export_is_reproduced_to_the_certified_root(chain: Chain, w
         names={job: state.jobs.jobs[bytes.fromhex(job)].name for job in verdict.models},
         initial_models={},
         vouch_counts=verdict.vouch_counts,
-        deleted_data={},
+        requested_updates={},
         members={peer_id(person.public): "founder" for person in chain.people},
     )
     assert seen == [(n, state.height) for n in range(1, state.height + 1)]

@@ -88,7 +88,8 @@ class ModelRpcHandler(ModelRpc):
                 for digest, size in missing.items():
                     with trio.move_on_after(UPDATE_FETCH_SECONDS_MAX):
                         await driver.network.fetch_blob(digest, size, ())
-            return await trio.to_thread.run_sync(export_run, driver.store, driver.blobs, driver.host, self.peer.genesis, folder)
+            stores = driver.store, driver.blobs, driver.host
+            return await trio.to_thread.run_sync(export_run, *stores, self.peer.genesis, folder, self.peer.batches)
         finally:
             driver.running_exports -= 1
 
