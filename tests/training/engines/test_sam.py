@@ -103,9 +103,6 @@ def test_the_second_pass_of_sam_is_as_far_away_as_the_radius_says_and_beside_a_g
         assert float(torch.dot(parameters - before, gradients)) == pytest.approx(RADIUS * float(gradients.norm()), rel=1e-3)
     with sam_perturbation(parameters, torch.zeros(1000), RADIUS):
         assert torch.equal(parameters, before)
-    for noise in (1e-7 * gradients, -1e-7 * gradients):  # Rounding errors decide nothing.
-        with sam_perturbation(parameters, noise / gradients.norm(), RADIUS):
-            assert float((parameters - before).norm()) < 1e-3 * RADIUS
     assert torch.equal(parameters, before)
 
 
@@ -115,6 +112,22 @@ def test_sam_with_other_micro_batches_is_the_same_to_rounding(text: Path, micro_
         assert (
             difference(delta_of(engine_of(text, replace(spec, micro_batch=micro_batch))), delta_of(engine_of(text, spec))) < 1e-4
         )
+
+
+@pytest.mark.parametrize("inner", InnerOptimizerKind)
+def test_honest_replays_of_sam_agree_where_the_model_is_sure_of_a_text_without_variety(
+    inner: InnerOptimizerKind, tmp_path: Path
+) -> None:
+    """Gradients then are hardly more than rounding errors, and the second pass goes as far along them as along any others."""
+    text, steady = tmp_path / "text", {"warmup_rounds": 0, "decay_rounds": 0}
+    text.write_bytes(b"a" * 50_000)
+    spec = replace(SPEC, inner=inner, sam_radius=RADIUS, inner_rate=0.01, **steady)  # type: ignore[arg-type]
+    engines, parameters = [engine_of(text, replace(spec, micro_batch=size)) for size in (4, 1)], initial_parameters(spec)
+    for number in range(8):
+        deltas = [engine.local_steps(parameters, JOB, number, TRAINER) for engine in engines]
+        assert difference(deltas[1][0], deltas[0][0]) < TOLERANCE_MIN / 10
+        parameters = parameters - deltas[0][0]
+    assert deltas[0][1][-1] < 1e-2
 
 
 @pytest.mark.parametrize("state", InnerStatePolicy)
