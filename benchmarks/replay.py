@@ -2,6 +2,7 @@
 
 An auditor accepts a proposal if its own replay agrees within `replay_tolerance`. One process trains. Others replay the round with
 other instruction sets, thread counts and micro-batches, and then with wrong data, a wrong step, a wrong rate, and in bfloat16.
+Jobs `sam` have SAM, and their liars also spare its second pass or take it elsewhere.
 All errors are relative L2 distances of Δ over the round, as in an audit. A tolerance must lie between the largest honest error
 and the smallest false one; both are printed for every precision.
 
@@ -65,6 +66,7 @@ def _mean(learns: TrainableParameters) -> JobSpec:
 
 
 HALF = complete_fields(PRESETS["per-step"] | {"precision": Precision.BF16})
+SAM_RADIUS = 0.05  # the usual radius of SAM (Foret et al. 2021)
 JOB, TRAINER, OTHER = bytes(range(32)), b"\x01" * 32, b"\x02" * 32
 JOBS = {
     "local": JobSpec(name="replay", data=bytes(32), **complete_fields(PRESETS["local"])),
@@ -72,6 +74,8 @@ JOBS = {
     "per-step": JobSpec(name="replay", data=bytes(32), **PRESETS["per-step"]),
     "per-step-bf16": JobSpec(name="replay", data=bytes(32), **HALF),
     "per-step-bf16-64": JobSpec(name="replay", data=bytes(32), batch=64, **HALF),
+    "sam": JobSpec(name="replay", data=bytes(32), sam_radius=SAM_RADIUS, **complete_fields(PRESETS["local"])),
+    "sam-per-step": JobSpec(name="replay", data=bytes(32), sam_radius=SAM_RADIUS, **PRESETS["per-step"]),
     "reward": JobSpec(name="replay", objective="reward", data=bytes(32), **complete_fields(REWARD_JOB)),
     "reward-mean": _mean(TrainableParameters.WORDS),
     "reward-mean-all": _mean(TrainableParameters.ALL),
@@ -82,6 +86,8 @@ USUAL = [name for name in JOBS if name != "ppo-jumps"]
 HONEST, FAST, SMALL_LIE, LIE = "honest", "another precision", "small lie", "lie"
 GOLDEN = dispatch.REPOSITORY / "tests" / "training" / "golden.json"
 TOLERANCE = JobSpec(name="default", data=bytes(32)).replay_tolerance
+OPTIONS = ("sam", "sam-per-step")  # jobs with options that have narrower bounds, by which a later change is noticed
+OPTION_HONEST_MAX, OPTION_LIE_MIN = 1e-4, 5e-3
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,8 @@ class Variant:
     trainer: bytes = TRAINER  # owner of the data
     shift: int = 0  # offset of the step whose data is used
     rate: float = 1.0  # factor of the inner rate
+    radius: float = 1.0  # factor of the radius of SAM
+    steps: float = 1.0  # factor of the number of local steps
     micro_batch: int | None = None
     repeated: int = 1  # parts of a batch, of which all are the first one: its gradient takes a part of the work
     half: bool = False  # the job's `precision=bf16`
@@ -121,6 +129,9 @@ LIES = (
     Variant("the next step's data", LIE, shift=1),
     Variant("half of the batch, twice", LIE, repeated=2),
     Variant("rate 1 % higher", SMALL_LIE, rate=1.01),
+    Variant("half of the steps", LIE, steps=0.5),
+    Variant("one pass of SAM", LIE, radius=0.0),
+    Variant("half of SAM's radius", LIE, radius=0.5),
 )
 BOTH = (Variant("bfloat16", FAST, half=True), *LIES, *(replace(lie, name=f"bfloat16, {lie.name}", half=True) for lie in LIES))
 VARIANTS = (Variant("micro-batch 1", HONEST, micro_batch=1), *BOTH)
@@ -216,7 +227,12 @@ def declared(
 
 def replay(spec: JobSpec, rounds: int, kept: dict[str, Float32Array], device: str, variant: Variant) -> tuple[float, float]:
     """Return the errors of Δ and of its payload."""
-    wrong = replace(spec, inner_rate=spec.inner_rate * variant.rate)
+    wrong = replace(
+        spec,
+        inner_rate=spec.inner_rate * variant.rate,
+        sam_radius=spec.sam_radius * variant.radius,
+        local_steps=int(spec.local_steps * variant.steps),
+    )
     engine = engine_of(wrong, device, variant)
     blob = None if variant.trainer != TRAINER else kept["blob"].tobytes()
     by, _ = declared(engine, kept["parameters"], rounds, blob, variant.trainer)
@@ -245,6 +261,9 @@ def child(options: argparse.Namespace) -> None:
         variants = [variant for variant in variants if variant.shift == 0 or not _sees_the_same(spec)]
         variants = [variant for variant in variants if variant.repeated == 1 or spec.objective == "language"]
         variants = [variant for variant in variants if not variant.half or spec.precision is not Precision.BF16]
+        variants = [variant for variant in variants if variant.radius == 1 or spec.sam_radius]
+        declares = spec.resolved_objective.declaration_type is not None  # The data of its steps follow from their number.
+        variants = [variant for variant in variants if variant.steps == 1 or (spec.local_steps > 1 and not declares)]
         for variant in {variant.name: variant for variant in variants}.values():
             whole, payload = replay(spec, options.rounds, kept, options.device, variant)
             precision = f"{variant.precision(spec)} on {options.device}"
@@ -324,6 +343,13 @@ def verdicts(rows: list[Row], found: dict[str, Any]) -> Iterator[str]:
         if precision.startswith("fp32") and {HONEST, LIE} <= gap.keys():
             text = f"{precision}: honest replays ≤ the tolerance {TOLERANCE:g} < lies: {gap[HONEST]:.2g}, {gap[LIE]:.2g}"
             yield verdict(gap[HONEST] <= TOLERANCE < gap[LIE], text)
+    for job in OPTIONS:
+        gap = gaps([row for row in rows if row.job == job and row.precision == "fp32 on cpu"]).get("fp32 on cpu", {})
+        if {HONEST, LIE} <= gap.keys():
+            text = (
+                f"{job}: honest replays ≤ {OPTION_HONEST_MAX:g} and lies ≥ {OPTION_LIE_MIN:g}: {gap[HONEST]:.2g}, {gap[LIE]:.2g}"
+            )
+            yield verdict(gap[HONEST] <= OPTION_HONEST_MAX and gap[LIE] >= OPTION_LIE_MIN, text)
     text = f"{len(found['hashes'])} hashes, {len(found['torch'])} of them also by torch, are those of {GOLDEN.name}"
     yield verdict(not found["differing"], "; ".join([text, *found["differing"]]))
 

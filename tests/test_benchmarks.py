@@ -728,6 +728,24 @@ def test_a_tolerance_lies_between_the_most_honest_error_and_the_least_false_one_
     assert [line[:4] for line in replay.verdicts(rows, {**found, "differing": ["stream"]})] == ["MISS", "MISS"]
 
 
+def test_options_have_narrower_bounds_than_the_tolerance_of_a_job() -> None:
+    def rows(honest: float, lie: float) -> list[replay.Row]:
+        kinds = {replay.HONEST: honest, replay.LIE: lie}
+        return [replay.Row("sam", kind, "fp32 on cpu", "", 0, error, 0.0) for kind, error in kinds.items()]
+
+    found = {"hashes": {}, "torch": {}, "differing": []}
+    for honest, lie, held in ((9e-5, 6e-3, "held"), (2e-4, 6e-3, "MISS"), (9e-5, 4e-3, "MISS")):
+        said = {line.split(":")[0][7:]: line[:4] for line in replay.verdicts(rows(honest, lie), found)}
+        assert said["sam"] == held and said["fp32 on cpu"] == "held"
+
+
+def test_a_replay_with_other_data_or_another_radius_computes_with_them() -> None:
+    spec = replace(replay.JOBS["sam-per-step"], batch=2, micro_batch=2)
+    kept = dict(replay.original(spec, 0))
+    errors = {variant.name: replay.replay(spec, 0, kept, "cpu", variant)[0] for variant in (replay.EVERYWHERE, *replay.LIES)}
+    assert errors.pop("") == 0.0 and min(errors[name] for name in errors if "rate" not in name and "steps" not in name) > 5e-3
+
+
 # Attacks -------------------------------------------------------------------------------------------------------------
 
 

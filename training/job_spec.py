@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 from ledger.jobs import ModelReference
 from protocol import codec
-from protocol.codec import Between, Count, Digest, Length
+from protocol.codec import Between, Count, Digest, Length, added_field
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import (
     AUDIT_WINDOW_MAX,
@@ -78,6 +78,11 @@ INNER_RATE_MIN: Final = 1e-6
 # in which of these become zero.
 CLIP_MIN: Final = 1e-6
 
+# Largest radius of SAM and largest factor of Grokfast. Useful values are about 0.05 and 2.
+SAM_RADIUS_MAX: Final = 10.0
+GROKFAST_MAX: Final = 100.0
+GROKFAST_DECAY: Final = 0.98  # default decay of Grokfast's slow gradient, that of its paper for modular arithmetic
+
 NORM_START_MAX: Final = 1e9  # largest initial median norm: every voter squares it exactly, and no float may overflow
 
 
@@ -91,13 +96,16 @@ FLOATS_MAX: Final = {
     "initial_norm": NORM_START_MAX,
     "proposal_seconds": 86_400.0,
     "replay_tolerance": TOLERANCE_MAX,
+    "sam_radius": SAM_RADIUS_MAX,
+    "grokfast": GROKFAST_MAX,
 }
 # Least values of fields. With smaller values honest updates differ between processors by more than auditors may tolerate.
 FLOATS_MIN: Final = {"inner_rate": INNER_RATE_MIN, "gradient_clip": CLIP_MIN, "replay_tolerance": TOLERANCE_MIN}
 
 POSITIVE: Final = ("inner_rate", "gradient_clip", "outer_rate", "initial_norm", "proposal_seconds", "replay_tolerance")
 SHARES: Final = ("inner_rate_floor", "outer_momentum", "feedback_decay", "audit_rate")  # fields with values from 0 to 1
-DECAYS: Final = ("beta1", "beta2")  # fields with values from 0 to less than 1
+DECAYS: Final = ("beta1", "beta2", "grokfast_decay")  # fields with values from 0 to less than 1
+NOT_NEGATIVE: Final = ("weight_decay", "sam_radius", "grokfast")  # fields with values from 0
 
 
 class AuditMode(enum.StrEnum):
@@ -138,6 +146,7 @@ OUTER_SLOTS: Final[dict[OuterOptimizerKind, tuple[str, ...]]] = {
     OuterOptimizerKind.SIGN: ("momentum",),
     OuterOptimizerKind.ADAMW: ("first", "second"),
 }
+SLOW_GRADIENT: Final = "slow"  # name of Grokfast's vector, the last one of a job that has it
 
 
 class InnerOptimizerKind(enum.StrEnum):
@@ -273,6 +282,12 @@ class JobSpec:
     """First rounds, whose payloads have 4 bits for each element."""
     preparation: PreparationCounts | None = None
     """Counts from the preparation of the data's file. None: the file was used unchanged."""
+    sam_radius: float = added_field(0.0)  # after 0.3.0
+    """Sharpness-aware steps (SAM): each gradient is that at a point this far along the gradient, by a second pass. 0: no SAM."""
+    grokfast: float = added_field(0.0)  # after 0.3.0
+    """Grokfast: the outer step adds the slow gradient times this factor to the aggregate. 0: no Grokfast."""
+    grokfast_decay: float = added_field(GROKFAST_DECAY)  # after 0.3.0
+    """Decay of the slow gradient, an average of aggregates, with `grokfast` above 0."""
 
     @property
     def resolved_objective(self) -> Objective:
@@ -422,8 +437,9 @@ class JobSpec:
         for name in DECAYS:
             if not 0 <= getattr(self, name) < 1:
                 return f"{name} must be at least 0 and below 1, not {getattr(self, name)}"
-        if not self.weight_decay >= 0:
-            return f"weight_decay must be at least 0, not {self.weight_decay}"
+        for name in NOT_NEGATIVE:
+            if not getattr(self, name) >= 0:
+                return f"{name} must be at least 0, not {getattr(self, name)}"
         return None
 
     def _combination_problem(self) -> str | None:
@@ -462,7 +478,19 @@ class JobSpec:
             return f"inner {self.inner.value!r} has no effect with outer 'adamw', which sends gradients: use outer 'nesterov'"
         if self.sends_gradients and self.inner_state is InnerStatePolicy.KEEP:
             return "inner_state 'keep' has no effect with outer 'adamw', which sends gradients: use inner_state 'reset'"
-        return self._audit_problem() or self._memory_problem()
+        return self._option_problem() or self._audit_problem() or self._memory_problem()
+
+    def _option_problem(self) -> str | None:
+        kind = self.resolved_objective
+        if self.sam_radius and (kind.on_request or not kind.needs_worker):
+            none = f"has no effect in a job of the objective {self.objective!r}, which has no local steps"
+            return f"sam_radius {self.sam_radius:g} {none}: leave it out"
+        if self.grokfast and kind.on_request:
+            theirs = f"in a job of the objective {self.objective!r}, whose programs choose each outer step"
+            return f"grokfast {self.grokfast:g} {theirs}: leave it out"
+        if self.grokfast_decay != GROKFAST_DECAY and not self.grokfast:
+            return f"grokfast_decay {self.grokfast_decay:g} has no effect without grokfast: set grokfast above 0, or leave it out"
+        return None
 
     def _audit_problem(self) -> str | None:
         is_sampled = self.audit is AuditMode.SAMPLED
@@ -569,10 +597,15 @@ class JobSpec:
         return (self.model_bytes + buffer + self.resolved_objective.declared_bytes_max(self)) * (self.rounds_audited + 1)
 
     @property
+    def outer_slots(self) -> tuple[str, ...]:
+        """Names of the vectors that the model has beside its parameters."""
+        return (*OUTER_SLOTS[self.outer], *((SLOW_GRADIENT,) if self.grokfast else ()))
+
+    @property
     def model_bytes(self) -> int:
         """Bytes of the parameters, the outer optimizer's state, and the largest number of estimates."""
         held = self.estimates_max if self.has_estimates else 0
-        return self.trained_parameters * (4 * (1 + len(OUTER_SLOTS[self.outer])) + held)
+        return self.trained_parameters * (4 * (1 + len(self.outer_slots)) + held)
 
     def encode(self) -> bytes:
         return codec.encode(self)

@@ -43,6 +43,8 @@ MEASURED_FIELDS: Final = (
     "feedback_decay",
     "rule",
     "compression_warmup_rounds",
+    "sam_radius",
+    "grokfast",
 )
 
 
@@ -91,6 +93,7 @@ FIELDS_EQUAL: Final = (
         "outer_momentum",
     ),
     *("feedback_decay", "rule", "replay_tolerance", "initial_norm", "memory", "precision"),
+    *("sam_radius", "grokfast", "grokfast_decay"),
 )
 FIELDS_AT_MOST: Final = ("local_steps", "inner_rate", "outer_rate", "compression_warmup_rounds")
 FIELDS_AT_LEAST: Final = ("audit_window", "suspension_rounds", "final_full_audit_rounds")

@@ -187,6 +187,9 @@ def test_what_several_processes_cannot_train_yet_is_refused_in_one_line(crew: Ra
         engine_in(crew, text, words, ParallelMode.FSDP, nothing)
     with pytest.raises(UserError, match="inner 'muon', which needs whole matrices"):
         engine_in(crew, text, replace(TEN, inner=InnerOptimizerKind.MUON), ParallelMode.FSDP, nothing)
+    for mode in (ParallelMode.DDP, ParallelMode.FSDP):
+        with pytest.raises(UserError, match=r"does not support sam_radius 0\.05: start this peer with parallel off"):
+            engine_in(crew, text, replace(TEN, sam_radius=0.05), mode, nothing)
 
 
 # A worker of two processes -------------------------------------------------------------------------------------------------

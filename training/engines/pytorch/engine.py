@@ -26,7 +26,14 @@ from training.engine_resources import EngineResources, ParallelMode
 from training.engines.engine import OnProgress, RequiredModel
 from training.engines.pytorch import sampling
 from training.engines.pytorch.device import CPU, deterministic_algorithms, subtract_device_vector, to_device, to_numpy
-from training.engines.pytorch.inner_optimizers import AdamW, Muon, clip_gradients, make_inner_optimizer, weight_decay_mask
+from training.engines.pytorch.inner_optimizers import (
+    AdamW,
+    Muon,
+    clip_gradients,
+    make_inner_optimizer,
+    sam_perturbation,
+    weight_decay_mask,
+)
 from training.engines.pytorch.layers import TorchBlock
 from training.engines.pytorch.model import GPT, NAME
 from training.engines.pytorch.token_engine import TokenEngine
@@ -153,13 +160,13 @@ class TorchEngine(TokenEngine):
         if self.spec.sends_gradients:
             with no_subnormal_numbers():
                 drawn = self.draw_batch(job, round, trainer, 0, self.spec.batch, declaration)
-                loss = self.accumulate_gradient(drawn, on_step, declaration)
+                loss = self.step_gradient(drawn, on_step, declaration)
                 return self._clipped_gradient(), (loss,)
         optimizer, losses, rate = self.make_optimizer(inner), [], inner_rate(self.spec, round if taken is None else taken)
         for step in range(self.spec.local_steps):
             with no_subnormal_numbers():
                 drawn = self.draw_batch(job, round, trainer, step, self.spec.batch, declaration)
-                losses.append(self.accumulate_gradient(drawn, on_step, declaration))
+                losses.append(self.step_gradient(drawn, on_step, declaration))
                 optimizer.step(rate)
             if on_state is not None:
                 on_state(self.read_parameters(), InnerState(optimizer.steps, to_numpy(optimizer.moments)))
@@ -181,6 +188,14 @@ class TorchEngine(TokenEngine):
         return self.spec.resolved_objective.draw_examples(
             self.spec, InnerStep(job, round, trainer, step), size, self.tokens, declaration
         )
+
+    def step_gradient(self, drawn: npt.NDArray[np.int64], on_step: OnProgress, declaration: Declaration | None) -> float:
+        """Compute the gradient of a step by one pass over the drawn examples, or two with SAM. Return the loss of the first."""
+        loss = self.accumulate_gradient(drawn, on_step, declaration)
+        if self.spec.sam_radius:
+            with sam_perturbation(self.model.parameters, self.model.gradients, self.spec.sam_radius):
+                self.accumulate_gradient(drawn, on_step, declaration)
+        return loss
 
     def accumulate_gradient(
         self, drawn: npt.NDArray[np.int64], on_step: OnProgress = lambda: None, declaration: Declaration | None = None
@@ -283,7 +298,8 @@ def sequences_that_fit(spec: JobSpec, resources: EngineResources) -> int | None:
     if not resources.memory_mb_max:
         return None
     parts = resources.gpus if resources.parallel is ParallelMode.FSDP else 1
-    left = resources.memory_mb_max * MB - KEPT * FLOAT_BYTES * layout_of(spec).size // parts
+    kept = KEPT + bool(spec.sam_radius)  # The second pass of SAM needs a copy of the parameters.
+    left = resources.memory_mb_max * MB - kept * FLOAT_BYTES * layout_of(spec).size // parts
     return max(1, left // sequence_bytes(spec.model, resources.recompute))
 
 

@@ -6,7 +6,8 @@ A step of each takes a few vector operations. `torch.optim` is not used, since i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from training.replay.inner_state import (
     MUON_EPSILON,
     NEWTON_SCHULZ,
     NEWTON_SCHULZ_STEPS,
+    SAM_EPSILON,
     adamw_tensors,
     hidden_matrices,
 )
@@ -87,6 +89,22 @@ def clip_gradients(gradients: Tensor, limit: float) -> float:
     if norm > limit:
         gradients.mul_(limit / norm)
     return norm
+
+
+@contextmanager
+def sam_perturbation(parameters: Tensor, gradients: Tensor, radius: float) -> Iterator[None]:
+    """Move the parameters by `radius` along the gradient until the context ends (SAM: Foret et al. 2021, arXiv:2010.01412).
+
+    The parameters then have exactly their former values again.
+    """
+    kept = parameters.detach().clone()
+    with torch.no_grad():
+        parameters.add_(gradients, alpha=radius / (float(gradients.norm()) + SAM_EPSILON))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            parameters.copy_(kept)
 
 
 def adamw_step(

@@ -239,6 +239,10 @@ class ParallelEngine(TorchEngine):
         functions = objective_functions(NAME, spec.objective)
         if functions.declarer is not None or functions.reference is not None:
             raise UserError(f"parallel {mode!r} does not support objective {spec.objective!r}: start this peer with parallel off")
+        if spec.sam_radius:
+            raise UserError(
+                f"parallel {mode!r} does not support sam_radius {spec.sam_radius:g}: start this peer with parallel off"
+            )
         if resources.parallel is ParallelMode.FSDP and spec.inner is InnerOptimizerKind.MUON:
             raise UserError(
                 "parallel 'fsdp' does not support inner 'muon', which needs whole matrices: use parallel ddp or off here, "

@@ -1,0 +1,255 @@
+"""What SAM and Grokfast bring, at equal weight decay: `python -m benchmarks.grokking --json FILE`.
+
+The first part is the task of papers about grokking: a + b modulo 97, with half of all pairs as examples. A model soon knows its
+examples, and much later also the other pairs. A row gives the steps until 95 % of the held-out pairs are right, or that this
+did not happen within the limit. Each step has all examples. A small perceptron gives gradients, with the clipping, the second
+pass and the exact outer AdamW of a job that sends gradients; nothing but the option differs between rows of a seed.
+
+The second part is the default job on text, with four honest trainers in one process: held-out bits per byte after its last round.
+A step of SAM takes two passes, so it has a row with as many steps and one with as many passes as `plain`, which has no option.
+
+No row has a bound: the figures are published as they are.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.parallel import JOBS, side_by_side
+from benchmarks.provenance import write
+from benchmarks.simulated import Rounds, engine_of, text_file, trainer_key
+from scenarios.trials import COUNT, Parser
+from training import random_stream
+from training.engines.pytorch.engine import no_subnormal_numbers
+from training.engines.pytorch.inner_optimizers import clip_gradients, sam_perturbation
+from training.job_spec import PRESETS, JobSpec, OuterOptimizerKind, complete_fields
+from training.replicated import outer_optimizer
+from training.replicated.tensor_layout import layout_from_shapes
+
+MODULUS = 97
+FEATURES, HIDDEN = 64, 128  # of each number's embedding, and of the hidden layer
+RIGHT_MIN = 0.95
+STEPS = 5_000
+EVALUATED_STEPS = 10  # steps between two counts of right answers
+# Weight decay and decays of the moments of Power et al. 2022 (arXiv:2201.02177); the rate is the best of 1e-3, 3e-3 and 1e-2 for
+# the plain row.
+ADDITION = JobSpec(
+    name="addition",
+    data=bytes(32),
+    outer=OuterOptimizerKind.ADAMW,
+    local_steps=1,
+    inner_rate=1e-3,
+    warmup_rounds=10,
+    decay_rounds=0,
+    beta1=0.9,
+    beta2=0.98,
+    weight_decay=1.0,
+)
+RADIUS = 0.05  # of SAM, as in its paper
+# Options of a row. Grokfast's are those of its paper for this task (arXiv:2405.20233, figure 4).
+ADDITION_ARMS: Mapping[str, Mapping[str, float]] = {
+    "plain": {},
+    "grokfast": {"grokfast": 2.0, "grokfast_decay": 0.98},
+    "sam": {"sam_radius": RADIUS},
+}
+TRAINERS = 4
+TEXT_ARMS: Mapping[str, Mapping[str, float]] = {
+    "plain": {},
+    "grokfast 0.5": {"grokfast": 0.5},
+    "grokfast 2": {"grokfast": 2.0},
+    "sam, equal steps": {"sam_radius": RADIUS},
+    "sam, equal passes": {"sam_radius": RADIUS, "local_steps": 0.5},
+}
+TASKS = ADDITION_TASK, TEXT_TASK = "addition", "text"
+
+
+@dataclass
+class Row:
+    task: str
+    arm: str
+    seed: int
+    steps: int  # number of taken steps; on text, of one trainer
+    passes: int  # number of passes over a batch
+    learned: int | None = None  # steps until the examples are known
+    generalized: int | None = None  # steps until the held-out pairs are known; None: not within the limit
+    bits: float | None = None  # held-out bits per byte
+    seconds: float = 0.0
+
+
+# Addition --------------------------------------------------------------------------------------------------------------
+
+LAYOUT = layout_from_shapes(
+    [("embedding", (MODULUS, FEATURES)), ("hidden", (HIDDEN, 2 * FEATURES)), ("bias", (HIDDEN,)), ("output", (MODULUS, HIDDEN))]
+)
+
+
+def pairs(seed: int) -> tuple[Tensor, Tensor]:
+    """Return the examples and the held-out pairs, half each, of shape (pairs, 2)."""
+    every = np.stack(np.divmod(np.arange(MODULUS**2), MODULUS), axis=1)
+    mixed = torch.from_numpy(np.random.default_rng(seed).permutation(every))
+    return mixed[: len(mixed) // 2], mixed[len(mixed) // 2 :]
+
+
+def first_parameters(seed: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return parameters with the deviation 1 / √inputs. Biases are zero."""
+    found = np.zeros(LAYOUT.size, dtype=np.float32)
+    for tensor in LAYOUT.tensors:
+        if len(tensor.shape) > 1:
+            drawn = random_stream.irwin_hall_integers(tensor.size, "grokking", seed, tensor.name)
+            scale = 1 / (random_stream.IRWIN_HALL_DEVIATION * math.sqrt(tensor.shape[1]))
+            found[tensor.elements] = drawn.astype(np.float32) * np.float32(scale)
+    return found
+
+
+def logits(views: Sequence[Tensor], pairs_N2: Tensor) -> Tensor:
+    embedding, hidden, bias, output = views
+    return F.linear(F.relu(F.linear(embedding[pairs_N2].flatten(1), hidden, bias)), output)
+
+
+def share_right(views: Sequence[Tensor], pairs_N2: Tensor) -> float:
+    with torch.no_grad():
+        return float((logits(views, pairs_N2).argmax(1) == pairs_N2.sum(1) % MODULUS).float().mean())
+
+
+def addition(arm: str, seed: int, limit: int) -> Row:
+    """Train until 95 % of the held-out pairs are right."""
+    spec, started = replace(ADDITION, **ADDITION_ARMS[arm]), time.perf_counter()  # type: ignore[arg-type]
+    examples, held_out = pairs(seed)
+    vectors = [first_parameters(seed), *(np.zeros(LAYOUT.size, dtype=np.float32) for _ in spec.outer_slots)]
+    parameters, gradients = torch.from_numpy(vectors[0]), torch.zeros(LAYOUT.size)
+    views = []
+    for tensor in LAYOUT.tensors:
+        view = parameters[tensor.elements].view(tensor.shape).requires_grad_()
+        view.grad = gradients[tensor.elements].view(tensor.shape)
+        views.append(view)
+
+    def accumulate() -> None:
+        gradients.zero_()
+        F.cross_entropy(logits(views, examples), examples.sum(1) % MODULUS).backward()
+
+    row, powers = Row(ADDITION_TASK, arm, seed, 0, 0), outer_optimizer.initial_beta_powers(spec)
+    for step in range(limit):
+        with no_subnormal_numbers():
+            accumulate()
+            if spec.sam_radius:
+                with sam_perturbation(parameters, gradients, spec.sam_radius):
+                    accumulate()
+            clip_gradients(gradients, spec.gradient_clip)
+        powers = outer_optimizer.next_beta_powers(spec, powers)
+        optimizer = outer_optimizer.make_outer_optimizer(spec, step, powers)
+        for tensor in LAYOUT.tensors:
+            own, *slots = (vector[tensor.elements] for vector in vectors)
+            optimizer.step(own, slots, gradients[tensor.elements].numpy(), tensor.decayed)
+        row.steps, row.passes = step + 1, row.passes + (2 if spec.sam_radius else 1)
+        if row.steps % EVALUATED_STEPS == 0:
+            if row.learned is None and share_right(views, examples) >= RIGHT_MIN:
+                row.learned = row.steps
+            if share_right(views, held_out) >= RIGHT_MIN:
+                row.generalized = row.steps
+                break
+    row.seconds = time.perf_counter() - started
+    return row
+
+
+# Text ------------------------------------------------------------------------------------------------------------------
+
+
+def on_text(arm: str, seed: int, rounds: int) -> Row:
+    """Train the default job with the options of a row. `local_steps` of a row is a factor."""
+    usual, options = complete_fields(PRESETS["local"] | {"rounds": rounds}), dict(TEXT_ARMS[arm])
+    usual["local_steps"] = int(usual["local_steps"] * options.pop("local_steps", 1))
+    spec = JobSpec(name="text", data=bytes(32), seed=seed, **usual, **options)  # type: ignore[arg-type]
+    spec, started = replace(spec, compression_warmup_rounds=spec.usual_compression_warmup_rounds), time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="folkmoot-grokking-") as folder:
+        trained = Rounds(spec, engine_of(spec, text_file(None, Path(folder))))
+        trained.run([trainer_key(number) for number in range(TRAINERS)])
+        bits = trained.held_out() / math.log(2)
+    steps = spec.rounds * spec.local_steps
+    seconds = time.perf_counter() - started
+    return Row(TEXT_TASK, arm, seed, steps, steps * (2 if spec.sam_radius else 1), bits=bits, seconds=seconds)
+
+
+def measured(limit: int, rounds: int, run: tuple[str, str, int]) -> Row:
+    task, arm, seed = run
+    return addition(arm, seed, limit) if task == ADDITION_TASK else on_text(arm, seed, rounds)
+
+
+# Report ----------------------------------------------------------------------------------------------------------------
+
+
+def show(rows: Sequence[Row]) -> None:
+    shown = (
+        (ADDITION_TASK, ("row", "seed", "steps until examples are known", "steps until held-out pairs are known", "passes")),
+        (TEXT_TASK, ("row", "seed", "steps", "passes", "held-out bits per byte")),
+    )
+    for task, headings in shown:
+        if not any(row.task == task for row in rows):
+            continue
+        table = Table(title=task)
+        for heading in headings:
+            table.add_column(heading, justify="right")
+        for row in rows:
+            if row.task == task:
+                table.add_row(row.arm, str(row.seed), *cells(row))
+        for arm, bits in means([row for row in rows if row.task == task]):
+            table.add_row(arm, "mean", "", "", f"{bits:.3f}")
+        Console(width=130).print(table)
+
+
+def cells(row: Row) -> tuple[str, str, str]:
+    if row.task == TEXT_TASK:
+        return str(row.steps), str(row.passes), f"{row.bits:.3f}"
+    learned, generalized = (f"{n:,}" if n else f"not within {row.steps:,}" for n in (row.learned, row.generalized))
+    return learned, generalized, f"{row.passes:,}"
+
+
+def means(rows: Sequence[Row]) -> Iterator[tuple[str, float]]:
+    for arm in dict.fromkeys(row.arm for row in rows):
+        found = [row.bits for row in rows if row.arm == arm and row.bits is not None]
+        if found:
+            yield arm, statistics.mean(found)
+
+
+def main() -> int:
+    parser = Parser("grokking", __doc__.splitlines()[0], package="benchmarks")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="seeds of pairs and parameters")
+    parser.add_argument("--limit", type=COUNT, default=STEPS, metavar="N", help="most steps of a row of the addition")
+    parser.add_argument("--rounds", type=COUNT, default=60, metavar="N", help="rounds of the job on text")
+    parser.add_argument(
+        "--only", choices=(ADDITION_TASK, TEXT_TASK), nargs="+", default=(ADDITION_TASK, TEXT_TASK), metavar="TASK"
+    )
+    parser.add_argument("--jobs", type=COUNT, default=JOBS, metavar="N", help=f"number of parallel processes, here {JOBS}")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    started, arms = time.time(), {ADDITION_TASK: ADDITION_ARMS, TEXT_TASK: TEXT_ARMS}
+    runs = [(task, arm, seed) for task in options.only for seed in options.seeds for arm in arms[task]]
+    about = {"modulus": MODULUS, "limit": options.limit, "rounds": options.rounds, "trainers": TRAINERS, "seeds": options.seeds}
+    found: dict[int, Row] = {}
+    for number, row in side_by_side(partial(measured, options.limit, options.rounds), runs, options.jobs):
+        found[number] = row
+        rows = [found[number] for number in sorted(found)]
+        write(options.json, started, {**about, "weight_decay": ADDITION.weight_decay, "rows": [asdict(row) for row in rows]})
+        print(f"{row.task}, {row.arm}, seed {row.seed}: {', '.join(cells(row))}", file=sys.stderr, flush=True)
+    show(rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
