@@ -112,7 +112,7 @@ class ClientObjective(Objective):
 
     def pass_parameters(self, job: JobSpecProtocol) -> int:
         """Return the parameters of the merged model: a pass costs as much as one that trains all of them."""
-        return untied_model(job.model, job.decoded_settings).parameters
+        return untied_model(job.model, job.decoded_settings).pass_parameters
 
     def required_model(self, job: JobSpecProtocol) -> ModelReference | None:
         base: ModelReference = job.decoded_settings.base

@@ -27,7 +27,7 @@ from training.job_spec import AuditMode, JobSpec, complete_fields
 from training.objectives.registry import find_objective, objective_names
 from training.round_context import TrainingPeer
 from training.safe_settings import unsafe_reason
-from training.transformer import BYTE_VOCABULARIES, BYTES_WITH_END, ModelSpec
+from training.transformer import BYTE_VOCABULARIES, BYTES_WITH_END, ModelSpec, complete_model_fields
 
 BUILT_IN_DATA = ""  # value of `TrainRequest.data` for the text inside every Python
 LOCAL_DATA = "local"
@@ -225,7 +225,7 @@ def parse_overrides(texts: dict[str, str], others: Iterable[str] = ()) -> dict[s
             raise UserError(f"unknown job field {name!r}{suggest_nearest(name, free)}")
         target[field] = parse_field(kinds[field], name, text)
     if model:
-        overrides["model"] = replace(ModelSpec(), **model)
+        overrides["model"] = replace(ModelSpec(), **complete_model_fields(model))
     return overrides
 
 
