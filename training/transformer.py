@@ -140,6 +140,12 @@ class ModelSpec:
             return f"norm_epsilon must be in {NORM_EPSILON_MIN:g}..{NORM_EPSILON_MAX:g}, not {self.norm_epsilon:g}"
         return None
 
+    def with_window(self, window: int | None) -> ModelSpec:
+        """Return this model with another window. A window that is not shorter than the context has no effect and is left out."""
+        if window is None or window >= self.context:
+            return replace(self, attention=GroupedQueryAttention.name, window=None)
+        return replace(self, attention=WindowAttention.name, window=window)
+
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
         """The kinds of layers, in the order of `LayerPlace`. `layers_problem` has checked that all are known."""

@@ -164,7 +164,8 @@ def _on_start(request: TrainRequest, spec: JobSpec, start: InitialModel) -> JobS
     """
     others = [name for name in request.overrides if name.startswith("model.")]
     if start.base is None and others == ["model.context"]:  # A job may change the length of training sequences.
-        return start.apply_to_spec(spec, replace(start.model, context=spec.model.context))
+        model = replace(start.model, context=spec.model.context)
+        return start.apply_to_spec(spec, model if model.window is None else model.with_window(model.window))
     own_bytes = request.vocabulary == start.model.vocabulary and start.tokenizer is None
     if (request.vocabulary and not own_bytes) or (others and spec.model != start.model):
         said = f"--set {others[0]}={request.overrides[others[0]]}" if others else f"--vocabulary {request.vocabulary}"

@@ -168,8 +168,9 @@ class TorchExperts(TorchBlock):
     @staticmethod
     def saved_floats(spec: ModelSpec) -> int:
         # As in a SwiGLU, whose gate, up, activation and product each expert of a token keeps. Floats of size `width` for each
-        # expert: its inputs and outputs. Floats of size `experts`: probabilities.
-        of_expert = 2 * spec.width + 4 * spec.hidden
+        # expert: its inputs and outputs. Floats of each expert: its weight before and after the sort, and five integers of 64 bits
+        # for its number, the sort and its token. Floats of size `experts`: probabilities.
+        of_expert = 2 * spec.width + 4 * spec.hidden + 12
         return 3 * spec.width + spec.experts_per_token * of_expert + spec.experts
 
     def forward(self, x_BTC: Tensor, weights: Mapping[str, Tensor], at: ForwardPass) -> Tensor:
@@ -214,11 +215,11 @@ def _count_tokens(chosen_BTK: Tensor, experts: int) -> Tensor:
 def balance_loss(p_BTE: Tensor, tokens_BE: Tensor) -> Tensor:
     """Return 0.01 · E · Σ f_e · P_e of a layer, in the mean over sequences.
 
-    f_e is an expert's share of all choices in a sequence, and P_e its mean probability. A sum over a micro-batch would depend on
-    its size, and honest replays choose other sizes.
+    f_e is the share of a sequence's tokens that choose an expert, and P_e its mean probability in the sequence. Means over a
+    micro-batch would depend on its size, and honest replays choose other sizes.
     """
-    share_BE = tokens_BE / tokens_BE.sum(dim=-1, keepdim=True)
-    return BALANCE_WEIGHT * p_BTE.shape[-1] * (share_BE * p_BTE.mean(dim=1)).sum(dim=-1).mean()
+    _, length, experts = p_BTE.shape
+    return BALANCE_WEIGHT * experts * (tokens_BE / length * p_BTE.mean(dim=1)).sum(dim=-1).mean()
 
 
 class KVCache:
