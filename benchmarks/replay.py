@@ -346,7 +346,9 @@ def option_verdicts(rows: list[Row]) -> Iterator[str]:
             if job in CONTROLS:
                 yield verdict(honest > TOLERANCE, f"{job}, {precision}: honest replays > {TOLERANCE:g}: {honest:.2g}")
                 continue
-            text = f"{job}, {precision}: honest replays ≤ {OPTION_HONEST_MAX:g}, lies ≥ {OPTION_LIE_MIN:g}: {honest:.2g}, {lie:.2g}"
+            text = (
+                f"{job}, {precision}: honest replays ≤ {OPTION_HONEST_MAX:g}, lies ≥ {OPTION_LIE_MIN:g}: {honest:.2g}, {lie:.2g}"
+            )
             yield verdict(honest <= OPTION_HONEST_MAX and lie >= OPTION_LIE_MIN, text)
 
 

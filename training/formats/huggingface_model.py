@@ -228,7 +228,9 @@ def model_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     ):
         raise UserError(f"rope_parameters {rope!r} are not supported: only rope_theta is")
     if kind == "llama" and config.get("sliding_window"):
-        raise UserError(f"sliding_window {config['sliding_window']!r} is not supported for model_type 'llama', only for 'mistral'")
+        raise UserError(
+            f"sliding_window {config['sliding_window']!r} is not supported for model_type 'llama', only for 'mistral'"
+        )
     rope_base = _number(rope or {}, "rope_theta", _number(config, "rope_theta", _ROPE_BASE))
     model = ModelSpec(
         **sizes,

@@ -133,9 +133,7 @@ def test_the_gradient_with_the_balance_loss_does_not_depend_on_the_micro_batch(t
     assert (gradients[0] - gradients[1]).norm() < 1e-5 * gradients[0].norm()
 
 
-def test_the_balance_loss_is_the_formula_and_part_of_the_training_loss_alone(
-    text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_balance_loss_is_the_formula_and_part_of_the_training_loss_alone(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     p_BTE = torch.tensor([[[0.7, 0.2, 0.1], [0.6, 0.1, 0.3]]])
     expected = 0.01 * 3 * (2 / 2 * 0.65 + 1 / 2 * 0.15 + 1 / 2 * 0.2)  # two tokens, each with two of three experts
     assert float(balance_loss(p_BTE, torch.tensor([[2, 1, 1]]))) == pytest.approx(expected)

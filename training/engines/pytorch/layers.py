@@ -168,8 +168,8 @@ class TorchExperts(TorchBlock):
     @staticmethod
     def saved_floats(spec: ModelSpec) -> int:
         # As in a SwiGLU, whose gate, up, activation and product each expert of a token keeps. Floats of size `width` for each
-        # expert: its inputs and outputs. Floats of each expert: its weight before and after the sort, and five integers of 64 bits
-        # for its number, the sort and its token. Floats of size `experts`: probabilities.
+        # expert: its inputs and outputs. Floats of each expert: its weight before and after the sort, and five integers of 64
+        # bits for its number, the sort and its token. Floats of size `experts`: probabilities.
         of_expert = 2 * spec.width + 4 * spec.hidden + 12
         return 3 * spec.width + spec.experts_per_token * of_expert + spec.experts
 
@@ -184,7 +184,7 @@ class TorchExperts(TorchBlock):
         order_M = chosen_BTK.flatten().sort(stable=True).indices
         token_M = order_M // self.spec.experts_per_token
         parts = y_BTC.flatten(0, 1).index_select(0, token_M).split(tokens_BE.sum(dim=0).tolist())
-        # `unbind` adds up the gradients of all experts at once. An index would make a gradient of the whole stack for each expert.
+        # `unbind` joins the gradients of all experts. An index would make a gradient of the whole stack for each expert.
         experts = zip(parts, *(weights[name].unbind() for name in ("gate", "up", "down")), strict=True)
         out_MC = torch.cat([self._compute_expert(*expert) for expert in experts if len(expert[0])])
         out_MC = out_MC * share_BTK.flatten()[order_M, None]
