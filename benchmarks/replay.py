@@ -7,7 +7,8 @@ All errors are relative L2 distances of Δ over the round, as in an audit. A tol
 and the smallest false one; both are printed for every precision.
 
 The responses of a PPO job are sampled once and committed to, and replays derive the rest from them. `ppo-jumps` is textbook PPO,
-whose gradients jump where ratio or value reach the edge of their clip; it only runs if `--jobs` names it.
+whose gradients jump where ratio or value reach the edge of their clip; it only runs if `--jobs` names it. The replays of
+`experts-textbook` must differ by more than a tolerance, which shows that the benchmark notices such a model.
 
 The jobs `per-step-bf16` and `per-step-bf16-64` compute in bfloat16, with batches of 8 and 64. Their audits compare payloads
 alone, within a tolerance of their own, and the least false error must be `MARGIN` times as large.
@@ -51,6 +52,7 @@ from training.replay.inner_state import l2_distance, relative_error
 from training.replicated import codec as payloads
 from training.replicated import error_feedback
 from training.replicated.tensor_layout import Float32Array, initial_parameters, layout_of
+from training.transformer import ModelSpec, complete_model_fields
 
 
 def _ppo(**terms: Any) -> JobSpec:
@@ -65,12 +67,21 @@ def _mean(learns: TrainableParameters) -> JobSpec:
     )
 
 
+def _local(**model: Any) -> JobSpec:
+    fields = complete_fields(PRESETS["local"])
+    return JobSpec(name="replay", data=bytes(32), model=ModelSpec(**complete_model_fields(model)), **fields)
+
+
 HALF = complete_fields(PRESETS["per-step"] | {"precision": Precision.BF16})
 SAM_RADIUS = 0.05  # the usual radius of SAM (Foret et al. 2021)
 JOB, TRAINER, OTHER = bytes(range(32)), b"\x01" * 32, b"\x02" * 32
+TEXTBOOK = "experts-textbook"  # name of a job whose engine weighs experts as the textbook does
 JOBS = {
     "local": JobSpec(name="replay", data=bytes(32), **complete_fields(PRESETS["local"])),
     "adamw": JobSpec(name="replay", data=bytes(32), **complete_fields(PRESETS["local"] | {"inner": InnerOptimizerKind.ADAMW})),
+    "experts": _local(experts=8),
+    "window": _local(window=32),
+    "experts-textbook": replace(_local(experts=8), name=TEXTBOOK),
     "per-step": JobSpec(name="replay", data=bytes(32), **PRESETS["per-step"]),
     "per-step-bf16": JobSpec(name="replay", data=bytes(32), **HALF),
     "per-step-bf16-64": JobSpec(name="replay", data=bytes(32), batch=64, **HALF),
@@ -86,8 +97,9 @@ USUAL = [name for name in JOBS if name != "ppo-jumps"]
 HONEST, FAST, SMALL_LIE, LIE = "honest", "another precision", "small lie", "lie"
 GOLDEN = dispatch.REPOSITORY / "tests" / "training" / "golden.json"
 TOLERANCE = JobSpec(name="default", data=bytes(32)).replay_tolerance
-OPTIONS = ("sam", "sam-per-step")  # jobs with options that have narrower bounds, by which a later change is noticed
-OPTION_HONEST_MAX, OPTION_LIE_MIN = 1e-4, 5e-3
+# Bounds of errors of jobs with options: a tenth of the tolerance, and five times the tolerance.
+OPTIONS, OPTION_HONEST_MAX, OPTION_LIE_MIN = ("experts", "window", "sam", "sam-per-step"), 1e-4, 5e-3
+CONTROLS = (TEXTBOOK,)  # jobs whose honest replays must differ by more than the tolerance
 
 
 @dataclass(frozen=True)
@@ -178,7 +190,20 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
     first = initial_parameters(spec) if declares else None
     engine = Differing(computed, tokens, tokenizer, first, torch.device(device))
     engine.micro_batch = variant.micro_batch or engine.micro_batch
+    if spec.name == TEXTBOOK:
+        use_textbook_experts(engine)
     return engine
+
+
+def use_textbook_experts(engine: Any) -> None:
+    """Let the engine's model weigh the chosen experts by their share of the sum of their probabilities."""
+    import torch
+
+    def choose_experts(p_BTE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        best = p_BTE.topk(engine.spec.model.experts_per_token)
+        return best.indices, best.values / best.values.sum(dim=-1, keepdim=True)
+
+    engine.model.blocks[-1].choose_experts = choose_experts
 
 
 def some_pairs() -> list[PreferencePair]:
@@ -326,9 +351,11 @@ def hashes(device: str) -> dict[str, Any]:
 
 
 def gaps(rows: list[Row]) -> dict[str, dict[str, float]]:
-    """Return the largest honest error and the smallest of each kind of lie, by precision and device."""
+    """Return the largest honest error and the smallest of each kind of lie, by precision and device, without controls."""
     found: dict[str, dict[str, float]] = {}
     for row in rows:
+        if row.job in CONTROLS:
+            continue
         gap = found.setdefault(row.precision, {})
         if row.kind in (HONEST, FAST):
             gap[HONEST] = max(gap.get(HONEST, 0.0), row.round)
@@ -337,19 +364,29 @@ def gaps(rows: list[Row]) -> dict[str, dict[str, float]]:
     return found
 
 
+def option_verdicts(rows: list[Row]) -> Iterator[str]:
+    """Check the errors of jobs with options of the model, and of controls, in float32."""
+    for job in (*OPTIONS, *CONTROLS):
+        for precision, gap in gaps([replace(row, job="") for row in rows if row.job == job]).items():
+            if not precision.startswith("fp32") or not {HONEST, LIE} <= gap.keys():
+                continue
+            honest, lie = gap[HONEST], min(gap[LIE], gap.get(SMALL_LIE, math.inf))
+            if job in CONTROLS:
+                yield verdict(honest > TOLERANCE, f"{job}, {precision}: honest replays > {TOLERANCE:g}: {honest:.2g}")
+                continue
+            text = (
+                f"{job}, {precision}: honest replays ≤ {OPTION_HONEST_MAX:g}, lies ≥ {OPTION_LIE_MIN:g}: {honest:.2g}, {lie:.2g}"
+            )
+            yield verdict(honest <= OPTION_HONEST_MAX and lie >= OPTION_LIE_MIN, text)
+
+
 def verdicts(rows: list[Row], found: dict[str, Any]) -> Iterator[str]:
     """Check the errors in float32, the precision of audited jobs, and the hashes."""
     for precision, gap in gaps(rows).items():
         if precision.startswith("fp32") and {HONEST, LIE} <= gap.keys():
             text = f"{precision}: honest replays ≤ the tolerance {TOLERANCE:g} < lies: {gap[HONEST]:.2g}, {gap[LIE]:.2g}"
             yield verdict(gap[HONEST] <= TOLERANCE < gap[LIE], text)
-    for job in OPTIONS:
-        gap = gaps([row for row in rows if row.job == job and row.precision == "fp32 on cpu"]).get("fp32 on cpu", {})
-        if {HONEST, LIE} <= gap.keys():
-            text = (
-                f"{job}: honest replays ≤ {OPTION_HONEST_MAX:g} and lies ≥ {OPTION_LIE_MIN:g}: {gap[HONEST]:.2g}, {gap[LIE]:.2g}"
-            )
-            yield verdict(gap[HONEST] <= OPTION_HONEST_MAX and gap[LIE] >= OPTION_LIE_MIN, text)
+    yield from option_verdicts(rows)
     text = f"{len(found['hashes'])} hashes, {len(found['torch'])} of them also by torch, are those of {GOLDEN.name}"
     yield verdict(not found["differing"], "; ".join([text, *found["differing"]]))
 

@@ -534,15 +534,15 @@ async def test_the_engine_trains_a_layer_of_the_feature_and_its_worker_serves_th
             await nursery.start(other.run)
             with pytest.raises(WorkerFailed, match=r"'count-parameters'.*: this worker has .*open-job, propose"):
                 await other.ask(CountParameters(bytes(32)))
-            with pytest.raises(WorkerFailed, match=r"unknown layer model\.feed_forward 'squares': choose one of swiglu"):
+            with pytest.raises(WorkerFailed, match=r"unknown layer model\.feed_forward 'squares': choose one of swiglu, experts"):
                 await other.ask(opening)
             nursery.cancel_scope.cancel()
 
 
 async def test_without_the_line_an_unknown_layer_or_request_is_refused_by_name() -> None:
-    with pytest.raises(UserError, match=r"unknown layer model\.feed_forward 'squares': choose one of swiglu"):
+    with pytest.raises(UserError, match=r"unknown layer model\.feed_forward 'squares': choose one of swiglu, experts"):
         SQUARES.validated()
-    with pytest.raises(RemoteProtocolError, match=r"unknown layer model\.feed_forward 'squares': choose one of swiglu"):
+    with pytest.raises(RemoteProtocolError, match=r"unknown layer model\.feed_forward 'squares': choose one of swiglu, experts"):
         JobSpec.decode(SQUARES.encode())
     with pytest.raises(LocalProtocolError, match="worker request 'count-parameters': this program has open-job, propose"):
         await WorkerSupervisor().ask(CountParameters(bytes(32)))
@@ -556,7 +556,10 @@ def test_a_layer_in_another_place_than_its_own_is_refused() -> None:
 
 def test_an_engine_without_an_implementation_of_a_layer_names_it(feature: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(engine_implementations._places, "pytorch", engine_implementations._places["pytorch"][:1])
-    with pytest.raises(UserError, match="'pytorch' cannot compute the layer 'squares': it computes dense, attention, swiglu"):
+    with pytest.raises(
+        UserError,
+        match="'pytorch' cannot compute the layer 'squares': it computes dense, attention, sliding-window, swiglu, experts",
+    ):
         engine_implementations.layer_implementation("pytorch", "squares")
 
 

@@ -123,7 +123,8 @@ def _write_transformers(found: ExportableModel, vocabulary: BpeVocabulary, folde
     config = huggingface_model.llama_config(found.model, stop)
     if not found.makes_text:
         # A reward model computes its score from the features of the last token.
-        config |= {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}
+        scoring = config["architectures"][0].replace("ForCausalLM", "ForSequenceClassification")
+        config |= {"architectures": [scoring], "num_labels": 1}
         tensors[huggingface_model.SCORE] = (
             layout_of(spec).tensor_views(found.parameters)[spec.resolved_objective.score_head].reshape(1, -1)
         )

@@ -216,8 +216,8 @@ class Objective:
         return LayerParameter(name, shape, deviation=linear_deviation(shape[1]) if len(shape) > 1 else 0.0)
 
     def pass_parameters(self, job: JobSpecProtocol) -> int:
-        """Return the number of parameters of the transformer that a pass over a batch computes with."""
-        return job.model.parameters
+        """Return the number of parameters of the transformer that a pass computes with for each token."""
+        return job.model.pass_parameters
 
     def freezes_layers(self, job: JobSpecProtocol) -> bool:
         """Return true if the layers stay unchanged, and only the tensors outside them learn."""

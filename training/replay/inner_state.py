@@ -129,7 +129,8 @@ def update_directions(inner: InnerState, spec: JobSpec) -> Float32Array:
         found[tensor.elements] = _adamw_direction(first[tensor.elements], rest, inner.steps, spec)
         start += tensor.size
     for tensor in hidden_matrices(layout):
-        found[tensor.elements] = _orthogonal(first[tensor.elements].reshape(tensor.shape)).ravel()
+        stack = first[tensor.elements].reshape(-1, *tensor.shape[-2:])
+        found[tensor.elements] = np.concatenate([_orthogonal(matrix).ravel() for matrix in stack])
     return found
 
 
@@ -155,7 +156,7 @@ def _flushed(matrix: Float32Array) -> Float32Array:
 
 
 def hidden_matrices(layout: TensorLayout) -> list[TensorInfo]:
-    """Return the tensors that Muon updates: all matrices except the embedding and the output layer."""
+    """Return the tensors that Muon updates: all matrices and stacks of matrices, except the embedding and the output layer."""
     return [tensor for tensor in layout.tensors if _is_hidden_matrix(tensor)]
 
 
@@ -164,7 +165,7 @@ def adamw_tensors(layout: TensorLayout) -> list[TensorInfo]:
 
 
 def _is_hidden_matrix(tensor: TensorInfo) -> bool:
-    return len(tensor.shape) == 2 and tensor.name not in (EMBEDDING, OUTPUT_MATRIX)
+    return len(tensor.shape) >= 2 and tensor.name not in (EMBEDDING, OUTPUT_MATRIX)
 
 
 # Comparison ----------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from training.data.token_sequences import TokenArray, TokenizedText, sequence_batch
 from training.engine_implementations import EngineImplementations, ObjectiveFunctions
 from training.engines.engine import OnProgress
-from training.engines.pytorch.layers import TorchAttention, TorchSwiGlu
+from training.engines.pytorch.layers import TorchAttention, TorchExperts, TorchSwiGlu, TorchWindowAttention
 from training.engines.pytorch.model import GPT
 from training.job_spec import JobSpec
 
@@ -28,8 +28,9 @@ EVALUATION_BATCH_TOKENS = 4_096  # tokens of one forward pass: the largest tenso
 
 
 def next_token_loss(model: GPT, x_BT: Tensor, y_BT: Tensor) -> Tensor:
-    """Return the mean cross-entropy of the next token, in nats."""
-    return model.loss(x_BT, y_BT)  # Subclasses of the model may have another loss.
+    """Return the mean cross-entropy of the next token, in nats, and the penalties of layers."""
+    loss = model.loss(x_BT, y_BT)  # Subclasses of the model may have another loss.
+    return sum(model.penalties, start=loss)
 
 
 def held_out_bits(model: GPT, spec: JobSpec, tokens: TokenizedText, on_step: OnProgress) -> Mapping[str, float]:
@@ -75,5 +76,11 @@ def window_batch(tokens: TokenArray, starts: npt.NDArray[np.int64], context: int
 
 IMPLEMENTATIONS: Final = EngineImplementations(
     objectives={"language": ObjectiveFunctions(loss=next_token_loss, metrics=held_out_bits)},
-    layers={"dense": F.linear, "attention": TorchAttention, "swiglu": TorchSwiGlu},
+    layers={
+        "dense": F.linear,
+        "attention": TorchAttention,
+        "sliding-window": TorchWindowAttention,
+        "swiglu": TorchSwiGlu,
+        "experts": TorchExperts,
+    },
 )

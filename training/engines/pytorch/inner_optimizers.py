@@ -215,13 +215,18 @@ class Muon:
             adamw_step(parameters, gradients, first, second, decayed, self.spec, rate, self.steps)
             start += tensor.size
         beta, decay = self.spec.beta1, self.spec.weight_decay
-        for tensor in self._matrices:
-            weights, gradients, momentum = (vector[tensor.elements].view(tensor.shape) for vector in vectors)
+        for weights, gradients, momentum in self._iter_matrices(vectors):
             momentum.lerp_(gradients, 1 - beta)
             direction = orthogonalize(gradients.lerp(momentum, beta))  # Nesterov momentum: the gradient counts a second time.
             weights.mul_(1 - rate * decay)
             weights.add_(direction, alpha=-rate * ADAMW_RMS * max(weights.shape) ** 0.5)
         return norm
+
+    def _iter_matrices(self, vectors: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+        """Yield the views of each matrix in these flat vectors. A stack has several matrices."""
+        for tensor in self._matrices:
+            stacks = (vector[tensor.elements].view(-1, *tensor.shape[-2:]) for vector in vectors)
+            yield from zip(*stacks, strict=True)
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:

@@ -73,6 +73,8 @@ class GPT:
         # Vectors of shape (C,) by name, for objectives that have heads.
         self.heads = {name: self._view(name) for name in self._tensors if name.startswith(HEAD)}
         self.first_C = self.heads.get(FIRST_TOKEN_VECTOR)
+        # Losses of blocks in the last pass, which a training loss may add (`ForwardPass.penalties`).
+        self.penalties = list[Tensor]()
 
     def _layer(self, prefix: str, learns: bool) -> Mapping[str, Tensor]:
         """Return the tensors (leaves of autograd) of a layer's blocks by name."""
@@ -124,13 +126,14 @@ class GPT:
 
         With a cache, `x_BT` continues the cached tokens.
         """
+        self.penalties.clear()
         start = cache.length if cache else 0
         x_BTC = F.embedding(x_BT, self.embedding_VC)
         if self.first_C is not None and start == 0:
             x_BTC = torch.cat((x_BTC[:, :1] + self.first_C, x_BTC[:, 1:]), dim=1)
         for index, layer in enumerate(self.layers):
             wanted = last if index == len(self.layers) - 1 else None  # After the last layer, only these positions are read.
-            at = ForwardPass(index, start, cache, wanted)
+            at = ForwardPass(index, start, cache, wanted, self.penalties)
             if self.recompute and torch.is_grad_enabled():
                 x_BTC = checkpoint(self._through, layer, x_BTC, at, **KEEPING_INPUTS)
             else:

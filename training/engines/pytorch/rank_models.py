@@ -170,9 +170,10 @@ class _LayerModule(nn.Module):
         return getattr(self, name)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
+        at = ForwardPass(penalties=self.gpt.penalties)
         if self.recompute:
-            return checkpoint(GPT._through, self.gpt, self, x_BTC, ForwardPass(), **KEEPING_INPUTS)
-        return GPT._through(self.gpt, self, x_BTC, ForwardPass())
+            return checkpoint(GPT._through, self.gpt, self, x_BTC, at, **KEEPING_INPUTS)
+        return GPT._through(self.gpt, self, x_BTC, at)
 
 
 class _LossModule(nn.Module):
