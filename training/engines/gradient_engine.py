@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from protocol.codec import has_added_value
+from protocol.codec import is_added
 from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
 from training.data.token_sequences import TokenizedText
@@ -30,6 +30,8 @@ from training.replay.inner_state import InnerState
 from training.replicated.tensor_layout import Float32Array, layout_of
 from training.token_generation import SampledToken
 
+# Added fields of a job that change only the outer step, which no engine computes.
+OUTER_FIELDS: Final = frozenset({"grokfast", "grokfast_decay"})
 HEARTBEAT_SECONDS: Final = 0.5  # seconds between two heartbeats of a compilation: the worker sends one a second
 
 
@@ -44,6 +46,8 @@ class GradientEngine(LocalTraining):
     def __init__(self, spec: JobSpec, tokens: TokenizedText, tokenizer: Tokenizer, first: Float32Array | None = None) -> None:
         require_implemented("inner optimizer", self.name, spec.inner.value, [InnerOptimizerKind.ADAMW.value])
         require_implemented("precision", self.name, spec.precision.value, [Precision.FP32.value])
+        require_known_fields(self.name, spec.model, ())
+        require_known_fields(self.name, spec, OUTER_FIELDS)
         super().__init__(spec, tokens, tokenizer, first)
         self._functions = objective_functions(self.name, spec.objective)
         size = layout_of(spec).size
@@ -192,6 +196,16 @@ def pad_examples(examples: Examples, rows: int) -> tuple[list[npt.NDArray[Any]],
     weights = np.zeros(rows, dtype=np.float32)
     weights[:count] = 1 / count
     return [np.pad(array, ((0, rows - count), *[(0, 0)] * (array.ndim - 1))) for array in examples], weights
+
+
+def require_known_fields(engine: str, record: Any, known: Collection[str]) -> None:
+    """Raise `UserError` if the specification sets a field of later programs, for which the engine has no code."""
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if is_added(field) and value != field.default and field.name not in known:
+            raise UserError(
+                f"the engine {engine!r} cannot compute {field.name} {value}: start this peer with engine pytorch for such jobs"
+            )
 
 
 def require_plain_resources(engine: str, resources: EngineResources) -> None:

@@ -17,11 +17,12 @@ from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer
 from training.engine_implementations import layer_implementation, objective_functions
 from training.engine_resources import EngineResources, ParallelMode
+from training.engines.adamw import weight_decay_mask
 from training.engines.engine import OnProgress
 from training.engines.local_training import Examples, LocalTraining
 from training.engines.pytorch import sampling
 from training.engines.pytorch.device import CPU, deterministic_algorithms, subtract_device_vector, to_device, to_numpy
-from training.engines.pytorch.inner_optimizers import AdamW, Muon, clip_gradients, make_inner_optimizer, weight_decay_mask
+from training.engines.pytorch.inner_optimizers import AdamW, Muon, clip_gradients, make_inner_optimizer
 from training.engines.pytorch.layers import TorchBlock
 from training.engines.pytorch.model import GPT, NAME
 from training.engines.pytorch.token_engine import TokenEngine

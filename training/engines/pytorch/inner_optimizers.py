@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from training.replay.inner_state import (
     adamw_tensors,
     hidden_matrices,
 )
-from training.replicated.tensor_layout import Float32Array, layout_of
+from training.replicated.tensor_layout import layout_of
 
 ADAMW_RMS = 0.2  # root mean square of an AdamW step at rate 1, as measured by Liu et al.
 
@@ -32,15 +31,6 @@ def make_inner_optimizer(spec: JobSpec, model: GPT, decayed: Tensor, moments: Te
     if spec.inner is InnerOptimizerKind.MUON:
         return Muon(model.parameters, model.gradients, spec, moments, steps)
     return AdamW(model.parameters, model.gradients, decayed, spec, moments, steps)
-
-
-def weight_decay_mask(spec: JobSpec) -> Float32Array:
-    """Return a vector of shape (parameters,): 1 where weight decay applies, and 0 elsewhere."""
-    layout = layout_of(spec)
-    found = np.zeros(layout.size, dtype=np.float32)
-    for tensor in layout.tensors:
-        found[tensor.elements] = float(tensor.decayed)
-    return found
 
 
 class AdamW:
