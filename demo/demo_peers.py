@@ -31,6 +31,7 @@ from training.model_store import JobModelStore, round_directory
 from training.replicated.replicated_model import ReplicatedModel
 
 TEXT = "text"  # value of `--rlhf` for three jobs: a base model, a reward model, and a policy
+DEFAULT_ENGINE = "pytorch"
 DEFAULT_ROUNDS = JobSpec(name="demo").rounds
 
 
@@ -55,6 +56,7 @@ class DemoPeer:
     bytes_sent_before: int = 0  # bytes that the peer had sent before the job started
     trains_as: str = "trainer"  # role of the peer if it trains and serves no annotators
     evaluates: bool = True  # True if the peer measures models when it is the watched peer
+    engine: str = DEFAULT_ENGINE
     serves: tuple[str, ...] = ()  # flags of `peer run` for a peer that serves annotators; empty for other peers
 
     @property
