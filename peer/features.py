@@ -69,6 +69,12 @@ FEATURES: list[Feature] = [
         },
         implementations={"tinygrad": "training.engines.tinygrad.layers:IMPLEMENTATIONS"},
     ),
+    Feature(
+        name="jax",
+        about="an engine for language models on processors, GPUs and TPUs, without torch",
+        engines={"jax": EngineKind(backend="training.engines.jax.backend:BACKEND", package="jax", extra="jax")},
+        implementations={"jax": "training.engines.jax.layers:IMPLEMENTATIONS"},
+    ),
     WEB,
     CURATION,
     RLHF,

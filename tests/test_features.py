@@ -117,7 +117,7 @@ def seen() -> dict[str, bool]:
         "news": any(tells.__module__ == "tests.notes.module" for tells in objects_of("event_lines")),
         "event kinds": "scribe" in event_kinds(),
         "failures": any(find.__module__ == "tests.notes.module" for find in objects_of("failures")),
-        "engines": "slate" in features.engines() and "pytorch, tinygrad or slate" in run_help,
+        "engines": "slate" in features.engines() and "pytorch, tinygrad, jax or slate" in run_help,
         "layers": "squares" in layer_names() and SQUARES.problem() is None,
         "worker requests": "count-parameters" in features.worker_requests(),
         **seen_on_the_web(load_site(FEATURES)),
