@@ -58,7 +58,7 @@ def _started() -> Iterator[None]:
     """Start JAX in this process. Other tests keep their environment."""
     before = dict(os.environ)
     features.register_features()
-    BACKEND.start_backend(EngineResources(), ())
+    BACKEND.start_backend(EngineResources(threads=1), ())
     yield
     os.environ.clear()
     os.environ.update(before)

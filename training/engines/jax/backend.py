@@ -43,7 +43,7 @@ class JaxBackend:
 
     def start_backend(self, resources: EngineResources, command: Sequence[str]) -> None:
         require_plain_resources(NAME, resources)
-        self._threads = max(1, resources.threads)
+        self._threads = resources.threads or os.cpu_count() or 1
         # XLA's threads of a processor divide sums among them, so their number is fixed and does not follow the machine's load.
         os.environ.update(ENVIRONMENT, PJRT_NPROC=str(self._threads))
         if resources.device == CPU:
