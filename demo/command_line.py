@@ -111,7 +111,7 @@ def add_arguments(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--baseline", action="store_true", help=about)
     about = "Mix one and two threads of torch, and disable vector instructions of numpy at one peer"
     demo.add_argument("--mixed", action="store_true", help=about)
-    about = "Engines of the honest trainers, such as torch,torch,tinygrad; further trainers use torch (default torch)"
+    about = "Engines of the honest trainers, such as torch,torch,tinygrad; other trainers use the last one (default torch)"
     demo.add_argument("--engines", type=parse_engines, default=(), metavar="LIST", help=about)
     demo.add_argument("--keep", action="store_true", help="Keep the network running until Ctrl-C")
     about = "Print shell commands for the same network without a dishonest peer, and run nothing"

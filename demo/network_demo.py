@@ -144,7 +144,7 @@ def assign_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
                 restricted,
                 trains_as=ROLE if rlhf else TRAINER,
                 serves=ANY_PORT_FLAGS if trains and rlhf == TEXT else (),
-                engine=engines[number] if number < len(engines) else DEFAULT_ENGINE,
+                engine=engines[min(number, len(engines) - 1)] if engines and trains else DEFAULT_ENGINE,
             )
         )
     if getattr(options, "web", False):  # callers may lack this flag

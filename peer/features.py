@@ -16,7 +16,6 @@ from features.feature import EngineKind, Feature, Role, Setting
 from features.lazy_import import import_object
 from protocol.errors import UserError
 from rlhf.feature import RLHF
-from training.engines.tinygrad.compiler import COMPILER_REMEDY
 from web.feature import WEB
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ FEATURES: list[Feature] = [
                 package="tinygrad",
                 extra="tinygrad",
                 compiler="training.engines.tinygrad.compiler:find_compiler",
-                compiler_remedy=COMPILER_REMEDY,
+                compiler_remedy="install clang (Debian: `apt install clang`), or name one in the variable CC",
             )
         },
         implementations={"tinygrad": "training.engines.tinygrad.layers:IMPLEMENTATIONS"},

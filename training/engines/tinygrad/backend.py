@@ -23,7 +23,7 @@ from training.engine_resources import AUTO, EngineResources
 from training.engines.engine import Engine, EngineBackend
 from training.engines.gradient_engine import require_plain_resources
 from training.engines.processor import CPU, describe_processor
-from training.engines.tinygrad.compiler import COMPILER_REMEDY, PROGRAM, find_compiler
+from training.engines.tinygrad.compiler import PROGRAM, find_compiler
 from training.job_spec import JobSpec
 from training.replicated.tensor_layout import Float32Array
 from training.worker_protocol import WorkerInfo
@@ -47,7 +47,8 @@ class TinygradBackend:
             raise UserError(f"the engine {NAME!r} has no device {resources.device!r}, only {CPU}: start this peer with it")
         compiler = find_compiler()
         if compiler is None:
-            raise UserError(f"the engine {NAME!r} needs the program {PROGRAM}, which was not found: {COMPILER_REMEDY}")
+            remedy = "install it (Debian: `apt install clang`), or name one in the variable CC"
+            raise UserError(f"the engine {NAME!r} needs the program {PROGRAM}, which was not found: {remedy}")
         self._threads, self._compiler = max(1, resources.threads), compiler
         folder = Path(resources.cache_folder or tempfile.mkdtemp(prefix="folkmoot-tinygrad-"))
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +64,7 @@ class TinygradBackend:
         try:
             import_object("tinygrad:Tensor").ones(1).realize()
         except (OSError, subprocess.CalledProcessError) as error:
-            raise UserError(f"the engine {NAME!r} cannot compile with {compiler}: {error}; {COMPILER_REMEDY}") from error
+            raise UserError(f"the engine {NAME!r} cannot compile with {compiler}: {error}") from error
 
     def run_rank(self, resources: EngineResources, rank: int, store: Path, orders: BinaryIO) -> None:
         raise AssertionError("tinygrad computes in one process")

@@ -10,7 +10,6 @@ from typing import Final
 PROGRAM: Final = "clang"
 # Major versions that are looked for under their own names, since Debian's `clang-14` has no other name.
 VERSIONS: Final = range(22, 11, -1)
-COMPILER_REMEDY: Final = "install clang (Debian: `apt install clang`), or name one in the variable CC"
 
 
 def find_compiler(environment: Mapping[str, str] = os.environ) -> str | None:
