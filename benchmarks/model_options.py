@@ -1,8 +1,8 @@
 """What options of a model and its training bring and cost: `python -m benchmarks.model_options --json FILE`.
 
 One trainer trains each option without a network, with its real payloads and outer steps, for the same number of steps. Each
-option has the best of the same rates, which are multiples of its job's own rate, by the mean over the seeds. The replays are those
-of `benchmarks.replay`. Seconds are processor time of one thread.
+option has the best of the same rates, which are multiples of its job's own rate, by the mean over the seeds. The replays are
+those of `benchmarks.replay`. Seconds are processor time of one thread.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from peer.commands.command_line_parser import (
 from peer.commands.standard_streams import is_output_closed, mute_output, open_missing_streams
 from peer.settings.config import (
     DEFAULT_DATA_DIRECTORY,
+    RESOURCE_SETTINGS,
     Config,
     describe_setting,
     format_settings,
@@ -58,6 +59,7 @@ SETTING_METAVARS: dict[str, str | None] = {
     **{
         field.name: None if isinstance(field.default, bool) else "N" if isinstance(field.default, int) else "NAME"
         for field in dataclasses.fields(EngineResources)
+        if field.name in RESOURCE_SETTINGS
     },
     "evaluate": None,
     "local_data": "PATH",

@@ -500,8 +500,10 @@ class EngineView:
     in_use: bool
     state: str  # state of the worker with this engine; empty: there is no such worker
     threads: int = 0
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)  # by library; of an engine without a worker, of its package only
     devices: tuple[DeviceView, ...] = ()
+    compiler: str = ""  # path of the compiler that the engine needs; empty: none was found, or none is needed
+    missing: str = ""  # what this machine lacks for the engine, and the remedy; empty: nothing
 
 
 # Observing voter -> observed voter -> seconds without a message. None: the observer never heard it, or has sent no report.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -116,7 +117,7 @@ def seen() -> dict[str, bool]:
         "news": any(tells.__module__ == "tests.notes.module" for tells in objects_of("event_lines")),
         "event kinds": "scribe" in event_kinds(),
         "failures": any(find.__module__ == "tests.notes.module" for find in objects_of("failures")),
-        "engines": "slate" in features.engines() and "pytorch or slate" in run_help,
+        "engines": "slate" in features.engines() and "pytorch, tinygrad, jax or slate" in run_help,
         "layers": "squares" in layer_names() and SQUARES.problem() is None,
         "worker requests": "count-parameters" in features.worker_requests(),
         **seen_on_the_web(load_site(FEATURES)),
@@ -194,21 +195,27 @@ def test_all_that_features_name_is_there(feature: None) -> None:
             item.routes,
             item.pages,
             *item.services.values(),
-            *item.engines.values(),
-            *item.implementations.values(),
+            *(kind.backend for kind in item.engines.values()),
+            *(kind.compiler for kind in item.engines.values()),
+            *(place for engine, place in item.implementations.items() if is_imported_here(engine)),
             item.layers,
             item.worker_requests,
         ]
         assert all(import_object(place) is not None for place in named_by_it if place)
-    for name, place in features.engines().items():
-        assert import_object(place).name == name
-    implementations = [(engine, import_object(place)) for item in FEATURES for engine, place in item.implementations.items()]
+    for name, kind in features.engines().items():
+        assert import_object(kind.backend).name == name
+    implementations = [
+        (engine, import_object(place))
+        for item in FEATURES
+        for engine, place in item.implementations.items()
+        if is_imported_here(engine)
+    ]
     assert {engine for engine, _ in implementations} <= features.engines().keys()
     assert {name for _, found in implementations for name in found.layers} == set(layer_names()), "an engine computes each layer"
-    for kind in features.worker_requests().values():
-        handler = import_object(kind.handler)
+    for request in features.worker_requests().values():
+        handler = import_object(request.handler)
         hints = get_type_hints(handler, {**vars(sys.modules[handler.__module__]), "WorkerContext": WorkerContext})
-        assert [*hints.values()] == [WorkerContext, kind.request, kind.reply], kind.handler
+        assert [*hints.values()] == [WorkerContext, request.request, request.reply], request.handler
     computed = {name for _, found in implementations for name in found.objectives}
     for objective in map(registry.find_objective, registry.objective_names()):
         assert objective is not None
@@ -218,6 +225,23 @@ def test_all_that_features_name_is_there(feature: None) -> None:
     for role in features.roles().values():
         check_roles(role.registered_roles)
         assert len(role.registered_roles) <= ROLES_MAX
+
+
+def is_imported_here(engine: str) -> bool:
+    """Return true if an engine's code may be imported: other libraries read their settings at the first import."""
+    return features.engines()[engine].package in ("", "torch")
+
+
+@pytest.mark.real("processes")
+def test_a_peer_imports_no_library_of_an_engine_to_list_it() -> None:
+    script = (
+        "import sys\nfrom peer.api.handlers import local_peer_handler as handler\nfrom peer import features\n"
+        "views = [handler._engine_view(name) for name in features.engines()]\n"
+        "imported = [kind.package for kind in features.engines().values() if kind.package in sys.modules]\n"
+        "print([view.engine for view in views], imported)"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == f"{list(features.engines())} []"
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from transport.discovery.reachability import RelayMode
 from transport.wire.failure_detector import PING_SECONDS, SUSPECT_SECONDS, KeepaliveConfig
 
 FILE_NAME = "peer.toml"
+COMPILED_PROGRAMS = "programs"  # folder of the data directory in which an engine keeps its compiled programs
 ENVIRONMENT_PREFIX = "PEER_"
 PING_SECONDS_MAX = 25  # longest setting `ping_seconds`: some routers forget a quiet connection after 30 seconds
 SUSPECT_SECONDS_MAX = 600  # longest setting `suspect_seconds`: a longer silence would make `peer reach` useless
@@ -205,11 +206,12 @@ class Config:
     @property
     def resources(self) -> EngineResources:
         said = {name: getattr(self, name) for name in RESOURCE_SETTINGS}
-        return EngineResources(**said | {"parallel": ParallelMode(self.parallel)})
+        programs = Path(self.data_directory) / COMPILED_PROGRAMS
+        return EngineResources(**said | {"parallel": ParallelMode(self.parallel), "cache_folder": str(programs)})
 
 
 # Settings of a peer with the names of fields of `EngineResources`.
-RESOURCE_SETTINGS = tuple(field.name for field in dataclasses.fields(EngineResources))
+RESOURCE_SETTINGS = tuple(field.name for field in dataclasses.fields(EngineResources) if field.name != "cache_folder")
 _HINTS = {name: kind for name, kind in typing.get_type_hints(Config).items() if name != "feature_settings"}
 _DECLARED = {field.name: field for field in dataclasses.fields(Config) if field.metadata}
 _ABOUT: dict[str, str] = {name: field.metadata["about"] for name, field in _DECLARED.items()}

@@ -18,12 +18,11 @@ from torch.nn import functional as F
 from training.data.token_sequences import TokenArray, TokenizedText, sequence_batch
 from training.engine_implementations import EngineImplementations, ObjectiveFunctions
 from training.engines.engine import OnProgress
+from training.engines.held_out_evaluation import evaluation_windows
 from training.engines.pytorch.layers import TorchAttention, TorchExperts, TorchSwiGlu, TorchWindowAttention
 from training.engines.pytorch.model import GPT
 from training.job_spec import JobSpec
 
-# Most held-out tokens in one measurement: it takes less than 0.2 s on one thread with the default model.
-EVALUATION_TOKENS_MAX = 16_384
 EVALUATION_BATCH_TOKENS = 4_096  # tokens of one forward pass: the largest tensor, the logits, has 4 MB if tokens are bytes
 
 
@@ -57,15 +56,6 @@ def total_nats(
         bytes_seen += int(token_bytes[y_BT.cpu().numpy()].sum())
         on_step()
     return nats, bytes_seen
-
-
-def evaluation_windows(held_out: int, context: int, tokens_max: int = EVALUATION_TOKENS_MAX) -> npt.NDArray[np.int64]:
-    """Return the starts of windows in a held-out part.
-
-    The windows are adjacent in a small part, and spread evenly over a large one.
-    """
-    count = min((held_out - 1) // context, max(1, tokens_max // context))
-    return np.linspace(0, held_out - 1 - context, count).astype(np.int64)
 
 
 def window_batch(tokens: TokenArray, starts: npt.NDArray[np.int64], context: int) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +23,7 @@ from training.replay.inner_state import (
     adamw_tensors,
     hidden_matrices,
 )
-from training.replicated.tensor_layout import Float32Array, layout_of
+from training.replicated.tensor_layout import layout_of
 
 ADAMW_RMS = 0.2  # root mean square of an AdamW step at rate 1, as measured by Liu et al.
 
@@ -34,15 +33,6 @@ def make_inner_optimizer(spec: JobSpec, model: GPT, decayed: Tensor, moments: Te
     if spec.inner is InnerOptimizerKind.MUON:
         return Muon(model.parameters, model.gradients, spec, moments, steps)
     return AdamW(model.parameters, model.gradients, decayed, spec, moments, steps)
-
-
-def weight_decay_mask(spec: JobSpec) -> Float32Array:
-    """Return a vector of shape (parameters,): 1 where weight decay applies, and 0 elsewhere."""
-    layout = layout_of(spec)
-    found = np.zeros(layout.size, dtype=np.float32)
-    for tensor in layout.tensors:
-        found[tensor.elements] = float(tensor.decayed)
-    return found
 
 
 class AdamW:

@@ -261,7 +261,7 @@ class ParallelEngine(TorchEngine):
             self._crew.send_command(OpenRankModel(self._number, self.spec.encode(), self._resources.parallel))
         self._crew.send_command(LoadParameters(self._number), parameters)
 
-    def _moved_from(self, parameters: Float32Array) -> Float32Array:
+    def moved_from(self, parameters: Float32Array) -> Float32Array:
         return parameters - self.read_parameters()
 
     def read_parameters(self) -> Float32Array:
@@ -270,7 +270,7 @@ class ParallelEngine(TorchEngine):
     def make_optimizer(self, inner: InnerState | None = None) -> Any:
         return _RankOptimizer(self._crew, self._number, inner)
 
-    def _clipped_gradient(self) -> Float32Array:
+    def clipped_gradient(self) -> Float32Array:
         self._crew.send_command(ClipGradient(self._number))
         return self._crew.send_command(GatherVector(self._number, "gradients"))
 
