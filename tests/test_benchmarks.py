@@ -728,6 +728,30 @@ def test_a_tolerance_lies_between_the_most_honest_error_and_the_least_false_one_
     assert [line[:4] for line in replay.verdicts(rows, {**found, "differing": ["stream"]})] == ["MISS", "MISS"]
 
 
+@pytest.mark.parametrize(
+    ("honest", "false", "loss", "held"),
+    [(0.05, 0.16, 1e-3, ["held", "held"]), (0.051, 0.15, 0.0, ["MISS", "held"]), (0.01, 0.14, 2e-3, ["MISS", "MISS"])],
+)
+def test_audits_in_bf16_compare_payloads_and_losses(honest: float, false: float, loss: float, held: list[str]) -> None:
+    rows = [
+        replay.Row("per-step-bf16", replay.HONEST, "audited bf16 on cpu", "", 0, 0.5, honest, loss),
+        replay.Row("per-step-bf16", replay.LIE, "audited bf16 on cpu", "", 0, 0.5, false, 1.0),
+    ]
+    found = {"hashes": {}, "torch": {}, "differing": []}
+    assert [line[:4] for line in replay.verdicts(rows, found)] == [*held, "held"]
+
+
+def test_lies_of_the_benchmark_draw_other_examples_than_the_honest_replay() -> None:
+    spec = replay.JOBS["per-step-bf16"]
+    place = (replay.JOB, 0, replay.TRAINER, 0, spec.batch)
+    honest = replay.engine_of(spec, "cpu", replay.EVERYWHERE).draw_batch(*place)
+    lies = [lie for lie in replay.LIES if lie.kind == replay.LIE]
+    assert len(lies) == 3
+    for lie in lies:
+        drawn = replay.engine_of(spec, "cpu", lie).draw_batch(*place)
+        assert drawn.shape == honest.shape and not np.array_equal(drawn, honest), lie.name
+
+
 # Attacks -------------------------------------------------------------------------------------------------------------
 
 
