@@ -10,8 +10,9 @@ The responses of a PPO job are sampled once and committed to, and replays derive
 whose gradients jump where ratio or value reach the edge of their clip; it only runs if `--jobs` names it. The replays of
 `experts-textbook` must differ by more than a tolerance, which shows that the benchmark notices such a model.
 
-The jobs `per-step-bf16` and `per-step-bf16-64` compute in bfloat16, with batches of 8 and 64. Their audits compare payloads
-alone, within a tolerance of their own, and the least false error must be `MARGIN` times as large.
+The jobs `per-step-bf16…` compute single gradients in bfloat16: of a new model, with a batch of 64, and of a model that was
+trained for `LATE_ROUNDS`. Their audits compare payloads alone, within `BF16_TOLERANCE`. The least false error must be `MARGIN`
+times as large. With sampled audits, mean losses may differ by `LOSS_DIFFERENCE_MAX`.
 
 Hashes of results that must be equal bit for bit are compared with `tests/training/golden.json`, and those of torch are printed.
 `--device cuda` also computes them and all replays on a GPU, with the engine of a peer. It needs this repository, numpy, msgpack,
@@ -38,6 +39,7 @@ from benchmarks import dispatch
 from benchmarks.dispatch import Environment
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
+from ledger.audits.loss_commitments import LOSS_DIFFERENCE_MAX, MILLIONTHS
 from peer import features
 from protocol import codec
 from rlhf.data.preference_sets import PreferencePair
@@ -46,7 +48,7 @@ from rlhf.objectives.job_presets import PPO_JOB, REWARD_JOB
 from rlhf.objectives.ppo import PpoSettings, RolloutDeclaration
 from rlhf.objectives.supervised_objectives import MEAN_REWARD, REWARD_NAMES, MeanRewardSettings, TrainableParameters
 from training.data.default_text import default_text
-from training.job_spec import PRESETS, InnerOptimizerKind, JobSpec, Precision, complete_fields
+from training.job_spec import BF16_TOLERANCE, PRESETS, InnerOptimizerKind, JobSpec, Precision, complete_fields
 from training.objectives.objective import Declaration
 from training.replay.inner_state import l2_distance, relative_error
 from training.replicated import codec as payloads
@@ -87,6 +89,7 @@ JOBS = {
     "per-step-bf16-64": JobSpec(name="replay", data=bytes(32), batch=64, **HALF),
     "sam": JobSpec(name="replay", data=bytes(32), sam_radius=SAM_RADIUS, **complete_fields(PRESETS["local"])),
     "sam-per-step": JobSpec(name="replay", data=bytes(32), sam_radius=SAM_RADIUS, **PRESETS["per-step"]),
+    "per-step-bf16-late": JobSpec(name="replay", data=bytes(32), **HALF),
     "reward": JobSpec(name="replay", objective="reward", data=bytes(32), **complete_fields(REWARD_JOB)),
     "reward-mean": _mean(TrainableParameters.WORDS),
     "reward-mean-all": _mean(TrainableParameters.ALL),
@@ -94,6 +97,10 @@ JOBS = {
     "ppo-jumps": _ppo(clip_ramp=0.0),
 }
 USUAL = [name for name in JOBS if name != "ppo-jumps"]
+LATE_ROUNDS = 300  # gradients of a trained model are smaller, so the same rounding is a larger part of them
+ROUNDS = {"per-step-bf16-late": LATE_ROUNDS}  # rounds before the replayed one, if `--rounds` names fewer
+AUDITED_HALF = "audited bf16"
+MARGIN = 3  # least ratio of a false error and the tolerance, in jobs whose tolerance is not far from honest errors
 HONEST, FAST, SMALL_LIE, LIE = "honest", "another precision", "small lie", "lie"
 GOLDEN = dispatch.REPOSITORY / "tests" / "training" / "golden.json"
 TOLERANCE = JobSpec(name="default", data=bytes(32)).replay_tolerance
@@ -111,6 +118,12 @@ class Row:
     seed: int
     round: float  # relative error of Δ
     payload: float  # distance of an encoded Δ by `feedback.payload_distances`, over ‖Δ‖
+    loss: float = 0.0  # difference of the last step's mean losses, in nats
+
+    @property
+    def error(self) -> float:
+        """The error that an auditor compares with the tolerance."""
+        return self.payload if self.precision.startswith(AUDITED_HALF) else self.round
 
 
 @dataclass(frozen=True)
@@ -131,7 +144,7 @@ class Variant:
 
     def precision(self, spec: JobSpec) -> str:
         if spec.precision is Precision.BF16:
-            return "audited bf16"
+            return AUDITED_HALF
         return "bf16" if self.half else "TF32" if self.fast_float32 else "fp32"
 
 
@@ -226,9 +239,10 @@ def original(spec: JobSpec, rounds: int) -> Iterator[tuple[str, npt.NDArray[Any]
         delta, _ = engine.local_steps(parameters, JOB, number, TRAINER, declaration=declared(engine, parameters, number)[0])
         parameters = parameters - np.float32(0.5) * delta
     declaration, blob = declared(engine, parameters, rounds)
-    delta, _ = engine.local_steps(parameters, JOB, rounds, TRAINER, declaration=declaration)
+    delta, losses = engine.local_steps(parameters, JOB, rounds, TRAINER, declaration=declaration)
     yield "parameters", parameters
     yield "delta", delta
+    yield "loss", np.array(losses[-1])
     yield "blob", np.frombuffer(blob, dtype=np.uint8)
 
 
@@ -250,8 +264,10 @@ def declared(
         return engine.derive_step_data(parameters, *place, made), file.read_bytes()
 
 
-def replay(spec: JobSpec, rounds: int, kept: dict[str, Float32Array], device: str, variant: Variant) -> tuple[float, float]:
-    """Return the errors of Δ and of its payload."""
+def replay(
+    spec: JobSpec, rounds: int, kept: dict[str, Float32Array], device: str, variant: Variant
+) -> tuple[float, float, float]:
+    """Return the errors of Δ and of its payload, and the difference of the last losses."""
     wrong = replace(
         spec,
         inner_rate=spec.inner_rate * variant.rate,
@@ -261,14 +277,15 @@ def replay(spec: JobSpec, rounds: int, kept: dict[str, Float32Array], device: st
     engine = engine_of(wrong, device, variant)
     blob = None if variant.trainer != TRAINER else kept["blob"].tobytes()
     by, _ = declared(engine, kept["parameters"], rounds, blob, variant.trainer)
-    delta, _ = engine.local_steps(kept["parameters"], JOB, rounds, TRAINER, declaration=by)
+    delta, losses = engine.local_steps(kept["parameters"], JOB, rounds, TRAINER, declaration=by)
     layout, header = (
         layout_of(spec),
         payloads.PayloadHeader(JOB, rounds, TRAINER, bytes(32), spec.local_steps, spec.batch, spec.payload_bits(rounds)),
     )
     said = payloads.read_payload(payloads.encode_payload(header, kept["delta"], layout), layout)
     of_payload = relative_error(*error_feedback.payload_distances(said, delta))
-    return relative_error(l2_distance(kept["delta"], delta), l2_distance(delta, np.float32(0))), of_payload
+    of_round = relative_error(l2_distance(kept["delta"], delta), l2_distance(delta, np.float32(0)))
+    return of_round, of_payload, abs(losses[-1] - float(kept["loss"]))
 
 
 def child(options: argparse.Namespace) -> None:
@@ -276,9 +293,9 @@ def child(options: argparse.Namespace) -> None:
     rows = []
     for file in sorted(options.child.glob("*.npz")):
         name, _, seed = file.stem.rpartition("-")
-        spec = replace(JOBS[name], seed=int(seed))
+        spec, rounds = replace(JOBS[name], seed=int(seed)), max(options.rounds, ROUNDS.get(name, 0))
         if not options.replays:
-            np.savez(file, **dict(original(spec, options.rounds)))
+            np.savez(file, **dict(original(spec, rounds)))
             continue
         kept = dict(np.load(file))
         variants = [variant for variant in (EVERYWHERE, *VARIANTS, *ON_A_GPU) if variant.name in options.replays]
@@ -290,9 +307,9 @@ def child(options: argparse.Namespace) -> None:
         declares = spec.resolved_objective.declaration_type is not None  # The data of its steps follow from their number.
         variants = [variant for variant in variants if variant.steps == 1 or (spec.local_steps > 1 and not declares)]
         for variant in {variant.name: variant for variant in variants}.values():
-            whole, payload = replay(spec, options.rounds, kept, options.device, variant)
+            errors = replay(spec, rounds, kept, options.device, variant)
             precision = f"{variant.precision(spec)} on {options.device}"
-            rows.append(asdict(Row(name, variant.kind, precision, variant.name, spec.seed, whole, payload)))
+            rows.append(asdict(Row(name, variant.kind, precision, variant.name, spec.seed, *errors)))
     print(json.dumps({"seen": dispatch.seen(), "rows": rows}))
 
 
@@ -358,9 +375,9 @@ def gaps(rows: list[Row]) -> dict[str, dict[str, float]]:
             continue
         gap = found.setdefault(row.precision, {})
         if row.kind in (HONEST, FAST):
-            gap[HONEST] = max(gap.get(HONEST, 0.0), row.round)
+            gap[HONEST] = max(gap.get(HONEST, 0.0), row.error)
         else:
-            gap[row.kind] = min(gap.get(row.kind, math.inf), row.round)
+            gap[row.kind] = min(gap.get(row.kind, math.inf), row.error)
     return found
 
 
@@ -381,8 +398,15 @@ def option_verdicts(rows: list[Row]) -> Iterator[str]:
 
 
 def verdicts(rows: list[Row], found: dict[str, Any]) -> Iterator[str]:
-    """Check the errors in float32, the precision of audited jobs, and the hashes."""
+    """Check the errors in the precisions of audited jobs, the losses in bfloat16, and the hashes."""
     for precision, gap in gaps(rows).items():
+        if precision.startswith(AUDITED_HALF) and {HONEST, LIE} <= gap.keys():
+            figures = f"{gap[HONEST]:.2g}, {gap[LIE]:.2g}"
+            text = f"{precision}: honest replays ≤ the tolerance {BF16_TOLERANCE:g} ≤ lies / {MARGIN}: {figures}"
+            yield verdict(gap[HONEST] <= BF16_TOLERANCE <= gap[LIE] / MARGIN, text)
+            most = max(row.loss for row in rows if row.precision == precision and row.kind == HONEST)
+            allowed = LOSS_DIFFERENCE_MAX / MILLIONTHS
+            yield verdict(most <= allowed, f"{precision}: losses of honest replays differ by ≤ {allowed:g}: {most:.2g}")
         if precision.startswith("fp32") and {HONEST, LIE} <= gap.keys():
             text = f"{precision}: honest replays ≤ the tolerance {TOLERANCE:g} < lies: {gap[HONEST]:.2g}, {gap[LIE]:.2g}"
             yield verdict(gap[HONEST] <= TOLERANCE < gap[LIE], text)
@@ -392,9 +416,9 @@ def verdicts(rows: list[Row], found: dict[str, Any]) -> Iterator[str]:
 
 
 def show(rows: list[Row]) -> None:
-    print(f"{'job':16}{'':18}{'replay':40}{'whole round':>13}{'payload':>13}")
+    print(f"{'job':20}{'':18}{'replay':40}{'whole round':>13}{'payload':>13}{'loss':>10}")
     for row in rows:
-        print(f"{row.job:16}{row.kind:18}{row.what:40}{row.round:13.2g}{row.payload:13.2g}")
+        print(f"{row.job:20}{row.kind:18}{row.what:40}{row.round:13.2g}{row.payload:13.2g}{row.loss:10.1g}")
     print(f"\n{'a tolerance has to be above':40}{'and below: ' + LIE:>18}{SMALL_LIE:>14}")
     for precision, gap in gaps(rows).items():
         figures = (f"{gap[kind]:.2g}" if kind in gap else "" for kind in (HONEST, LIE, SMALL_LIE))
@@ -417,6 +441,7 @@ def main() -> int:
         return 0
     started, rows, found = time.time(), list[Row](), hashes(options.device)
     about = {"processor": dispatch.processor(), "seeds": options.seeds, "rounds_before": options.rounds, "tolerance": TOLERANCE}
+    about["bf16_tolerance"] = BF16_TOLERANCE
     for job in options.jobs:
         with tempfile.TemporaryDirectory(prefix="folkmoot-replay-") as folder:
             for more in measure(options, job, Path(folder)):

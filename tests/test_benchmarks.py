@@ -731,12 +731,12 @@ def test_a_tolerance_lies_between_the_most_honest_error_and_the_least_false_one_
 def test_options_have_narrower_bounds_than_the_tolerance_of_a_job() -> None:
     def rows(honest: float, lie: float) -> list[replay.Row]:
         kinds = {replay.HONEST: honest, replay.LIE: lie}
-        return [replay.Row("sam", kind, "fp32 on cpu", "", 0, error, 0.0) for kind, error in kinds.items()]
+        return [replay.Row("sam", kind, "fp32 on cpu", "", 0, error, 0.0, 0.0) for kind, error in kinds.items()]
 
     found = {"hashes": {}, "torch": {}, "differing": []}
     for honest, lie, held in ((9e-5, 6e-3, "held"), (2e-4, 6e-3, "MISS"), (9e-5, 4e-3, "MISS")):
         said = {line.split(":")[0][7:]: line[:4] for line in replay.verdicts(rows(honest, lie), found)}
-        assert said["sam"] == held and said["fp32 on cpu"] == "held"
+        assert said["sam, fp32 on cpu"] == held and said["fp32 on cpu"] == "held"
 
 
 def test_a_replay_with_other_data_or_another_radius_computes_with_them() -> None:
@@ -744,6 +744,30 @@ def test_a_replay_with_other_data_or_another_radius_computes_with_them() -> None
     kept = dict(replay.original(spec, 0))
     errors = {variant.name: replay.replay(spec, 0, kept, "cpu", variant)[0] for variant in (replay.EVERYWHERE, *replay.LIES)}
     assert errors.pop("") == 0.0 and min(errors[name] for name in errors if "rate" not in name and "steps" not in name) > 5e-3
+
+
+@pytest.mark.parametrize(
+    ("honest", "false", "loss", "held"),
+    [(0.05, 0.16, 1e-3, ["held", "held"]), (0.051, 0.15, 0.0, ["MISS", "held"]), (0.01, 0.14, 2e-3, ["MISS", "MISS"])],
+)
+def test_audits_in_bf16_compare_payloads_and_losses(honest: float, false: float, loss: float, held: list[str]) -> None:
+    rows = [
+        replay.Row("per-step-bf16", replay.HONEST, "audited bf16 on cpu", "", 0, 0.5, honest, loss),
+        replay.Row("per-step-bf16", replay.LIE, "audited bf16 on cpu", "", 0, 0.5, false, 1.0),
+    ]
+    found = {"hashes": {}, "torch": {}, "differing": []}
+    assert [line[:4] for line in replay.verdicts(rows, found)] == [*held, "held"]
+
+
+def test_lies_of_the_benchmark_draw_other_examples_than_the_honest_replay() -> None:
+    spec = replay.JOBS["per-step-bf16"]
+    place = (replay.JOB, 0, replay.TRAINER, 0, spec.batch)
+    honest = replay.engine_of(spec, "cpu", replay.EVERYWHERE).draw_batch(*place)
+    lies = [lie for lie in replay.LIES if lie.kind == replay.LIE and lie.radius == lie.steps == 1]
+    assert len(lies) == 3
+    for lie in lies:
+        drawn = replay.engine_of(spec, "cpu", lie).draw_batch(*place)
+        assert drawn.shape == honest.shape and not np.array_equal(drawn, honest), lie.name
 
 
 # Attacks -------------------------------------------------------------------------------------------------------------
