@@ -169,7 +169,8 @@ def run_demo(options: argparse.Namespace) -> Any:
             f"--engines names {len(options.engines)} honest trainers, but only {options.peers - options.malicious} of "
             f"{options.peers} peers are honest: leave some out or set --peers"
         )
-    require_engine("pytorch", "the demo trains", "label tasks with --annotate")
+    if not options.engines:
+        require_engine("pytorch", "the demo trains", "label tasks with --annotate")
     for engine in options.engines:
         require_engine(engine, f"the demo trains with the engine {engine}", "leave it out of --engines")
     from demo import network_demo

@@ -49,6 +49,7 @@ FILES = {
     "buffers/": "Error feedback and kept inner state, as long as a re-execution may need them.",
     "batches/": "Data of steps of client runs, with `keep_batches_gb`: a folder for each round.",
     "texts/": "Texts of jobs, joined from their shards, with the tokens of a BPE.",
+    "programs/": "Compiled programs of an engine. Without them, the next start compiles again.",
     "diagnostics/": "Wrong states of this peer, by height.",
     "services/serve/answers.sqlite": "Answers of annotators that are not opened yet. A peer without this file forfeits them.",
     "services/serve/accounts.sqlite": "Keys of annotators with an account, sealed by their passphrases.",

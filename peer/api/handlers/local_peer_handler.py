@@ -9,7 +9,6 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -197,6 +196,8 @@ class LocalPeerRpcHandler(LocalPeerRpc):
 
 def _engine_view(name: str) -> EngineView:
     """Return a view of an engine without a worker. Nothing of the engine is imported."""
+    from importlib import metadata  # A voter does without it, and its import takes long.
+
     kind, missing = features.engines()[name], features.why_engine_missing(name)
     versions = {kind.package: metadata.version(kind.package)} if kind.package and find_spec(kind.package) else {}
     compiler = features.find_engine_compiler(name) or ""
