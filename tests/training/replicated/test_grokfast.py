@@ -6,6 +6,7 @@ import dataclasses
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,6 +88,22 @@ def test_nothing_becomes_subnormal_or_depends_on_a_flush_to_zero(kind: OuterOpti
         flushed = stepped(make_outer(spec, powers, number), *flushed, gradient.view(Flushing))
         for ours, theirs in zip(plain, flushed, strict=True):
             assert np.array_equal(ours, np.asarray(theirs)) and not np.any((ours != 0) & (np.abs(ours) < NORMAL))
+
+
+def test_the_optimizer_behind_it_never_gets_a_magnitude_that_would_be_flushed() -> None:
+    """g + λ·slow has tiny values where one of both is zero, and where they nearly cancel."""
+    seen = list[Float32Array]()
+
+    class Recorder(outer_optimizer.OuterSgd):
+        def step(self, parameters: Float32Array, slots: Any, gradient: Float32Array, decayed: bool) -> None:
+            seen.append(gradient.copy())
+
+    tiny = np.where(np.abs(TINY) < outer_optimizer.FLUSH_BELOW, one(0), TINY)
+    optimizer = outer_optimizer.Grokfast(Recorder(1.0), 2.0**-30, 0.5)
+    slots = [np.zeros(len(TINY), dtype=np.float32)]
+    for gradient in (tiny, np.zeros_like(tiny), -np.roll(tiny, 7)):
+        optimizer.step(np.zeros(len(TINY), dtype=np.float32), slots, gradient.copy(), False)
+    assert seen[1].any() and not any(np.any((g != 0) & (np.abs(g) < outer_optimizer.FLUSH_BELOW)) for g in seen)
 
 
 # In the life of a model -----------------------------------------------------------------------------------------------
