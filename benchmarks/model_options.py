@@ -1,4 +1,4 @@
-"""What options of a model and its training bring and cost: `python -m benchmarks.model_options --json FILE`.
+"""Gains and costs of options of a model and of its training: `python -m benchmarks.model_options --json FILE`.
 
 One trainer trains each option without a network, with its real payloads and outer steps, for the same number of steps. Each
 option has the best of the same rates, which are multiples of its job's own rate, by the mean over the seeds. The replays are
@@ -28,7 +28,7 @@ from training.job_spec import JobSpec
 from training.rate_sweep import best_value
 from training.replicated.tensor_layout import initial_parameters
 
-RATES = (0.5, 1.0, 2.0, 4.0)  # factors of the job's own rate
+RATES = (0.25, 0.5, 1.0, 2.0)  # factors of the job's own rate
 STEPS = 150
 TIMED = 3  # rounds that are timed after one that warms up
 TRAINER = trainer_key(0)

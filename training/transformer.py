@@ -93,11 +93,11 @@ class ModelSpec:
     """Kind of attention."""
     feed_forward: Name = "swiglu"
     """Kind of feed-forward layers."""
-    experts: Annotated[int, Between(0, 2**31)] = added_field(0)
+    experts: Annotated[int, Between(0, EXPERTS_MAX)] = added_field(0)
     """Experts of each feed-forward layer, 2 to 64. 0: none."""
-    experts_per_token: Annotated[int, Between(0, 2**31)] = added_field(2)
+    experts_per_token: Annotated[int, Between(1, EXPERTS_MAX)] = added_field(2)
     """Experts that compute each token. With all of them the layer is a dense mixture."""
-    window: Annotated[int, Between(0, 2**31)] | None = added_field(None)
+    window: Annotated[int, Between(1, 2**31)] | None = added_field(None)
     """Last tokens that attention sees, with the token itself. None: all."""
 
     def layers_problem(self) -> str | None:

@@ -78,11 +78,12 @@ A folder with text that is tokenized already. `peer shards DIR` prints its `mani
 MODELS = """\
 ## Model folders
 
-`peer train --from FOLDER` reads a folder of `transformers` with the architecture `LlamaForCausalLM`. Nothing in it is executed.
+`peer train --from FOLDER` reads a folder of `transformers` with the architecture `LlamaForCausalLM` or `MistralForCausalLM`.
+Nothing in it is executed.
 
 | file | read |
 |---|---|
-| `config.json` | sizes, `rope_theta`, `rms_norm_eps`, `tie_word_embeddings`, `eos_token_id` |
+| `config.json` | sizes, `rope_theta`, `rms_norm_eps`, `tie_word_embeddings`, `eos_token_id`, and `sliding_window` of a Mistral |
 | `model.safetensors`, or several with an index | float32, float16 and bfloat16, all converted to float32 |
 | `generation_config.json` | `eos_token_id`, which takes precedence; of several the first |
 | `tokenizer.json` | a [tokenizer](#tokenizers). Without it, or with `--vocabulary 256`, tokens are bytes: `vocab_size` must be 256, or 257 with `eos_token_id` 256 |
@@ -90,7 +91,7 @@ MODELS = """\
 
 Refused by name:
 
-- other architectures and activations, biases, `rope_scaling`, sliding windows, quantized types;
+- other architectures and activations, biases, `rope_scaling`, the window of a Llama, quantized types;
 - a `head_dim` other than width / heads;
 - missing tensors, other shapes, numbers that are not finite;
 - pickle files (`.bin`, `.pt`), since opening one can run a program.
@@ -102,6 +103,9 @@ Refused by name:
 | `transformers` (default) | `config.json`, `generation_config.json`, `model.safetensors`, `tokenizer.json`, `tokenizer_config.json` |
 | `gguf`, `gguf-f32` | `model.gguf`, with matrices in float16 or float32 |
 | both | `README.md`, the model card; `SHA256SUMS` |
+
+A model with attention `sliding-window` is written as a `MistralForCausalLM`, with its window. GGUF has no such Llama, and refuses the
+model. No format has experts: a model with feed_forward `experts` stays in checkpoints (`peer export`).
 
 Parameters are the same bit for bit. Vectors that only training needed (`heads.value`, `heads.first`) are left out, and the card names them.
 A reward model is a `LlamaForSequenceClassification` with one score; GGUF cannot hold it. GGUF has names for the tokenizers of GPT-2, SmolLM,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,9 +53,10 @@ def test_a_cache_gives_the_logits_of_a_window_over_the_whole_sequence(window: in
 
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="other libraries may add in other orders")
-def test_logits_behind_a_window_do_not_depend_on_how_the_tokens_before_were_read() -> None:
+@pytest.mark.parametrize("layers", [{}, {"feed_forward": "experts", "experts": 3}])
+def test_logits_behind_a_window_do_not_depend_on_how_the_tokens_before_were_read(layers: dict[str, Any]) -> None:
     """The sequence ends behind a block of the cache, whose padding has no keys within the window."""
-    model = model_of(replace(WINDOWED, model=replace(WINDOWED.model, context=160, window=1)))
+    model = model_of(replace(WINDOWED, model=replace(WINDOWED.model, context=160, window=1, **layers)))
     sequence = tokens(1, KEYS + 6)[0].tolist()
     course = DecodingState(model, sequence[:1])
     for place in range(1, len(sequence)):

@@ -131,9 +131,8 @@ class TorchWindowAttention(TorchAttention):
 
     def _mask(self, length: int, keys: int, at: ForwardPass, device: torch.device) -> Tensor:
         assert self.spec.window is not None, "`ModelSpec.problem` requires a window"
-        # The padding of a steady cache has positions after the last key. It attends to the last keys, since a row without keys
-        # would be NaN.
-        token_T1 = (at.start + torch.arange(length, device=device)).clamp(max=keys - 1)[:, None]
+        # The padding of a steady cache may have no key in its window. Nobody reads its results, and a later pass replaces it.
+        token_T1 = at.start + torch.arange(length, device=device)[:, None]
         distance_TT = token_T1 - torch.arange(keys, device=device)
         return (distance_TT >= 0) & (distance_TT < self.spec.window)
 
