@@ -8,6 +8,9 @@ and the smallest false one; both are printed for every precision.
 The responses of a PPO job are sampled once and committed to, and replays derive the rest from them. `ppo-jumps` is textbook PPO,
 whose gradients jump where ratio or value reach the edge of their clip; it only runs if `--jobs` names it.
 
+A control is a job whose honest replays must differ by more than `CONTROL_MIN`: the benchmark would notice such a job.
+`ternary-int8` also rounds activations to eight bits in training, which no job can.
+
 Hashes of results that must be equal bit for bit are compared with `tests/training/golden.json`, and those of torch are printed.
 `--device cuda` also computes them and all replays on a GPU, with the engine of a peer. It needs this repository, numpy, msgpack,
 pynacl, and a torch with that device.
@@ -47,6 +50,7 @@ from training.replay.inner_state import l2_distance, relative_error
 from training.replicated import codec as payloads
 from training.replicated import error_feedback
 from training.replicated.tensor_layout import Float32Array, initial_parameters, layout_of
+from training.transformer import ModelSpec
 
 
 def _ppo(**terms: Any) -> JobSpec:
@@ -61,6 +65,7 @@ def _mean(learns: TrainableParameters) -> JobSpec:
     )
 
 
+TERNARY = ModelSpec(linear="ternary")
 JOB, TRAINER, OTHER = bytes(range(32)), b"\x01" * 32, b"\x02" * 32
 JOBS = {
     "local": JobSpec(name="replay", data=bytes(32), **complete_fields(PRESETS["local"])),
@@ -71,7 +76,13 @@ JOBS = {
     "reward-mean-all": _mean(TrainableParameters.ALL),
     "ppo": _ppo(),
     "ppo-jumps": _ppo(clip_ramp=0.0),
+    "ternary": JobSpec(name="replay", data=bytes(32), model=TERNARY, **complete_fields(PRESETS["local"])),
+    "ternary-int8": JobSpec(name="ternary-int8", data=bytes(32), model=TERNARY, **complete_fields(PRESETS["local"])),
 }
+CONTROLS = ("ternary-int8",)
+CONTROL_MIN = 1e-3  # least of the largest honest errors of a control
+BOUNDED = ("ternary",)  # jobs with bounds of their own
+HONEST_MAX, FALSE_MIN = 1e-4, 5e-3  # largest honest error and smallest error of a lie in these jobs
 USUAL = [name for name in JOBS if name != "ppo-jumps"]
 HONEST, FAST, SMALL_LIE, LIE = "honest", "another precision", "small lie", "lie"
 GOLDEN = dispatch.REPOSITORY / "tests" / "training" / "golden.json"
@@ -158,7 +169,19 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
     first = initial_parameters(spec) if declares else None
     engine = Differing(computed, tokens, tokenizer, first, torch.device(device))
     engine.micro_batch = variant.micro_batch or engine.micro_batch
+    if spec.name == "ternary-int8":
+        for block in engine.model.blocks:
+            block.linear = rounding_linear
     return engine
+
+
+def rounding_linear(x: Any, weights: Any) -> Any:
+    """Return the outputs for activations of eight bits, whose gradient counts as that of the exact activations."""
+    from torch.nn import functional as F
+
+    from training.engines.pytorch.ternary import round_activations
+
+    return F.linear(x + (round_activations(x) - x).detach(), weights)
 
 
 def some_pairs() -> list[PreferencePair]:
@@ -296,9 +319,11 @@ def hashes(device: str) -> dict[str, Any]:
 
 
 def gaps(rows: list[Row]) -> dict[str, dict[str, float]]:
-    """Return the largest honest error and the smallest of each kind of lie, by precision and device."""
+    """Return the largest honest error and the smallest of each kind of lie, by precision and device. Controls are left out."""
     found: dict[str, dict[str, float]] = {}
     for row in rows:
+        if row.job in CONTROLS:
+            continue
         gap = found.setdefault(row.precision, {})
         if row.kind in (HONEST, FAST):
             gap[HONEST] = max(gap.get(HONEST, 0.0), row.round)
@@ -313,6 +338,19 @@ def verdicts(rows: list[Row], found: dict[str, Any]) -> Iterator[str]:
         if precision.startswith("fp32") and {HONEST, LIE} <= gap.keys():
             text = f"{precision}: honest replays ≤ the tolerance {TOLERANCE:g} < lies: {gap[HONEST]:.2g}, {gap[LIE]:.2g}"
             yield verdict(gap[HONEST] <= TOLERANCE < gap[LIE], text)
+    for job in BOUNDED:
+        of_job = [row for row in rows if row.job == job]
+        for precision, gap in gaps(of_job).items():
+            if precision.startswith("fp32") and {HONEST, LIE, SMALL_LIE} <= gap.keys():
+                false = min(gap[LIE], gap[SMALL_LIE])
+                text = (
+                    f"{job}, {precision}: honest replays ≤ {HONEST_MAX:g}, lies ≥ {FALSE_MIN:g}: {gap[HONEST]:.2g}, {false:.2g}"
+                )
+                yield verdict(gap[HONEST] <= HONEST_MAX and false >= FALSE_MIN, text)
+    for job in CONTROLS:
+        honest = [row.round for row in rows if row.job == job and row.kind == HONEST]
+        if honest:
+            yield verdict(max(honest) > CONTROL_MIN, f"control {job}: honest replays > {CONTROL_MIN:g}: {max(honest):.2g}")
     text = f"{len(found['hashes'])} hashes, {len(found['torch'])} of them also by torch, are those of {GOLDEN.name}"
     yield verdict(not found["differing"], "; ".join([text, *found["differing"]]))
 

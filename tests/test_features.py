@@ -556,7 +556,9 @@ def test_a_layer_in_another_place_than_its_own_is_refused() -> None:
 
 def test_an_engine_without_an_implementation_of_a_layer_names_it(feature: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(engine_implementations._places, "pytorch", engine_implementations._places["pytorch"][:1])
-    with pytest.raises(UserError, match="'pytorch' cannot compute the layer 'squares': it computes dense, attention, swiglu"):
+    with pytest.raises(
+        UserError, match="'pytorch' cannot compute the layer 'squares': it computes dense, ternary, attention, swiglu"
+    ):
         engine_implementations.layer_implementation("pytorch", "squares")
 
 

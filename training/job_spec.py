@@ -27,7 +27,7 @@ from protocol.messages import Name
 from protocol.name_validation import name_problem
 from training.objectives import registry
 from training.objectives.objective import Objective
-from training.transformer import BYTES, TENSORS_MAX, ModelSpec, layer_names
+from training.transformer import BYTES, TENSORS_MAX, ModelSpec, TernaryLinear, layer_names
 
 ROUNDS_MAX = 1_000_000  # most rounds of a job: at one round a minute it ends after two years
 LOCAL_STEPS_MAX = 10_000  # most local steps of a round: the round and its re-execution must end
@@ -452,6 +452,9 @@ class JobSpec:
 
     def _audit_problem(self) -> str | None:
         is_sampled = self.audit is AuditMode.SAMPLED
+        if self.precision is Precision.BF16 and self.is_reexecuted and self.model.linear == TernaryLinear.name:
+            both = f"precision 'bf16' with model.linear {self.model.linear!r} and audit {self.audit.value!r}"
+            return f"{both}: replays of ternary matrices were only measured in fp32; use precision 'fp32', or audit 'off'"
         if self.precision is Precision.BF16 and self.is_reexecuted:
             differ = "honest re-executions in bf16 differ by 0.13 of an update, and small attacks by only 0.011"
             return f"precision 'bf16' with audit {self.audit.value!r}: {differ}; use audit 'off', or precision 'fp32'"

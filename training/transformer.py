@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, ClassVar, Final
 
@@ -140,6 +140,13 @@ class ModelSpec:
         return _count_parameters(self)
 
 
+def int8_problem(model: ModelSpec) -> str | None:
+    """Return why the model cannot compute with activations of eight bits, for people; None if it can."""
+    if any(parameter.is_ternary for parameter in layer_parameters(model)):
+        return None
+    return f"quantise int8 needs ternary matrices, and this model has linear {model.linear!r}: leave the option out"
+
+
 # Kinds of layers ---------------------------------------------------------------------------------------------------
 
 
@@ -160,6 +167,7 @@ class LayerParameter:
     transformers: str = ""
     gguf: str = ""  # name of the tensor in GGUF, without the layer's prefix; empty: it has no name there
     rotary_heads: int = 0  # number of heads in the tensor's rows if rotary positions turn the rows; else 0
+    is_ternary: bool = False  # True: the model computes with the ternary weights of the tensor (`training.ternary`).
 
 
 def linear_deviation(inputs: int) -> float:
@@ -244,6 +252,38 @@ class DenseLinear(LinearKind):
         )
 
 
+class TernaryLinear(DenseLinear):
+    """BitNet b1.58 (Ma et al. 2024, arXiv:2402.17764), with activations in float32."""
+
+    name = "ternary"
+    description = "a matrix with one scale and elements −1, 0 or 1, which are made from float32 numbers (Ma et al. 2024)"
+    module, version = "jobs", 2
+
+    def matrix(
+        self,
+        model: ModelSpec,
+        name: str,
+        outputs: int,
+        inputs: int,
+        *,
+        transformers: str,
+        gguf: str,
+        is_residual: bool = False,
+        rotary_heads: int = 0,
+    ) -> LayerParameter:
+        dense = super().matrix(
+            model,
+            name,
+            outputs,
+            inputs,
+            transformers=transformers,
+            gguf=gguf,
+            is_residual=is_residual,
+            rotary_heads=rotary_heads,
+        )
+        return replace(dense, is_ternary=True)
+
+
 class GroupedQueryAttention(BlockKind):
     name = "attention"
     description = "causal attention with grouped queries (Ainslie 2023) and rotary positions (Su 2021)"
@@ -285,7 +325,8 @@ class SwiGlu(BlockKind):
 
 # Registry ------------------------------------------------------------------------------------------------------------
 
-LAYERS: Final[tuple[LayerKind, ...]] = (DenseLinear(), GroupedQueryAttention(), SwiGlu())  # layers of this package
+# Layers of this package.
+LAYERS: Final[tuple[LayerKind, ...]] = (DenseLinear(), TernaryLinear(), GroupedQueryAttention(), SwiGlu())
 
 _known = {kind.name: kind for kind in LAYERS}
 

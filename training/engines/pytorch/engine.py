@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from protocol.errors import UserError
-from protocol.sampling import SamplingOptions
+from protocol.sampling import Activations, SamplingOptions
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer
 from training.engine_implementations import layer_implementation, objective_functions
@@ -35,7 +35,7 @@ from training.objectives.objective import Declaration, InnerStep
 from training.replay.inner_state import InnerState, OnState
 from training.replicated.outer_optimizer import inner_rate
 from training.replicated.tensor_layout import Float32Array, layout_of
-from training.transformer import ModelSpec
+from training.transformer import ModelSpec, TernaryLinear
 
 log = logging.getLogger("peer")
 DEFAULT_RESOURCES = EngineResources()
@@ -243,6 +243,7 @@ class TorchEngine(TokenEngine):
             raise UserError(
                 f"the model of {self.spec.name!r} cannot generate text: its {self.spec.model.vocabulary} tokens have no text"
             )
+        model = self.model.with_int8_activations() if how.activations is Activations.INT8 else self.model
         ids = [int(token) for token in self.tokenizer.encode(prompt or b"\n")]
         last = {token for token in (stop, self.tokenizer.end_of_text) if token is not None}
 
@@ -251,7 +252,7 @@ class TorchEngine(TokenEngine):
             self.model_with(parameters)  # Another computation may have replaced the model's parameters since the last token.
 
         if not how.beams:
-            return map(self.tokenizer.decode, sampling.sample_tokens(self.model, ids, how, last, before_pass))
+            return map(self.tokenizer.decode, sampling.sample_tokens(model, ids, how, last, before_pass))
         stops = [text.encode() for text in how.stop]
         longest = max(map(len, stops), default=0)
 
@@ -263,7 +264,7 @@ class TorchEngine(TokenEngine):
             tail = self.tokenizer.decode(made[-longest:])
             return any(text in tail for text in stops)
 
-        found = sampling.beam_search(self.model, ids, how, last, before_pass, ends)
+        found = sampling.beam_search(model, ids, how, last, before_pass, ends)
         return map(self.tokenizer.decode, found)
 
 
@@ -283,7 +284,8 @@ def sequences_that_fit(spec: JobSpec, resources: EngineResources) -> int | None:
     if not resources.memory_mb_max:
         return None
     parts = resources.gpus if resources.parallel is ParallelMode.FSDP else 1
-    left = resources.memory_mb_max * MB - KEPT * FLOAT_BYTES * layout_of(spec).size // parts
+    kept = KEPT + (spec.model.linear == TernaryLinear.name)  # A pass keeps the ternary weights for the gradient.
+    left = resources.memory_mb_max * MB - kept * FLOAT_BYTES * layout_of(spec).size // parts
     return max(1, left // sequence_bytes(spec.model, resources.recompute))
 
 

@@ -18,8 +18,9 @@ from torch.nn import functional as F
 from training.data.token_sequences import TokenArray, TokenizedText, sequence_batch
 from training.engine_implementations import EngineImplementations, ObjectiveFunctions
 from training.engines.engine import OnProgress
-from training.engines.pytorch.layers import TorchAttention, TorchSwiGlu
+from training.engines.pytorch.layers import TorchAttention, TorchLinearKind, TorchSwiGlu
 from training.engines.pytorch.model import GPT
+from training.engines.pytorch.ternary import linear_int8, ternary_weights
 from training.job_spec import JobSpec
 
 # Most held-out tokens in one measurement: it takes less than 0.2 s on one thread with the default model.
@@ -75,5 +76,10 @@ def window_batch(tokens: TokenArray, starts: npt.NDArray[np.int64], context: int
 
 IMPLEMENTATIONS: Final = EngineImplementations(
     objectives={"language": ObjectiveFunctions(loss=next_token_loss, metrics=held_out_bits)},
-    layers={"dense": F.linear, "attention": TorchAttention, "swiglu": TorchSwiGlu},
+    layers={
+        "dense": TorchLinearKind(F.linear),
+        "ternary": TorchLinearKind(F.linear, ternary_weights, linear_int8),
+        "attention": TorchAttention,
+        "swiglu": TorchSwiGlu,
+    },
 )

@@ -11,7 +11,7 @@ Suffixes name the axes:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,10 +25,21 @@ from training.transformer import ModelSpec
 ROWS = 4  # least rows of a matrix in a product: with fewer rows, libraries add in another order
 KEYS = 64  # keys and values of a block of the cache: over whole blocks, attention always adds in the same order
 
-# The implementation of a kind of linear layer: a function of inputs (…, inputs) and weights (outputs, inputs), which returns (…,
+# The product of a kind of linear layer: a function of inputs (…, inputs) and weights (outputs, inputs), which returns (…,
 # outputs). The weights may consist of several matrices, one below the other, so the result of each row must not depend on other
 # rows.
 TorchLinear = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class TorchLinearKind:
+    """The implementation of a kind of linear layer."""
+
+    product: TorchLinear
+    # A function of parameters and of the numbers of rows of their matrices, one below the other. It returns the weights for the
+    # product. None: the parameters are the weights.
+    make_weights: Callable[[Tensor, Sequence[int]], Tensor] | None = None
+    product_int8: TorchLinear | None = None  # product with activations of eight bits, for inference; None: the kind has none
 
 
 @dataclass(frozen=True, slots=True)

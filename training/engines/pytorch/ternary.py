@@ -1,0 +1,59 @@
+"""PyTorch's implementation of ternary linear layers. Weights have the same bits as those of `training.ternary`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from training.ternary import EXPONENT_MIN, MANTISSA_BITS, SCALE_MIN, exponents_sum
+
+LEVEL_MAX: Final = 127  # largest level of an activation in eight bits
+ACTIVATION_MIN: Final = 1e-5  # least size of the largest activation of a token, so that a token of zeros has a scale
+
+
+class _StraightThrough(torch.autograd.Function):
+    """The ternary weights of matrices. Their gradient is that of the latent weights (Bengio et al. 2013, arXiv:1308.3432)."""
+
+    @staticmethod
+    def forward(ctx: Any, latent: Tensor, rows: Sequence[int]) -> Tensor:
+        return torch.cat([_round_matrix(matrix) for matrix in latent.split(list(rows))])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+def _round_matrix(latent: Tensor) -> Tensor:
+    scale = ternary_scale(latent)
+    half = scale / 2
+    return ((latent > half).float() - (latent < -half).float()) * scale
+
+
+def ternary_scale(latent: Tensor) -> Tensor:
+    """Return γ of a matrix, as a tensor without dimensions, without a read from the device."""
+    sizes = latent.abs()
+    exponent = (sizes.max().view(torch.int32) >> MANTISSA_BITS).clamp(min=EXPONENT_MIN)
+    factor = ((exponents_sum(latent.numel()) - exponent) << MANTISSA_BITS).view(torch.float32)
+    total = (sizes * factor).round_().sum(dtype=torch.float64)
+    return (total / latent.numel() / factor.double() + SCALE_MIN).float()
+
+
+def ternary_weights(latent: Tensor, rows: Sequence[int]) -> Tensor:
+    """Return the ternary weights of matrices with these numbers of rows, which are below each other in `latent`."""
+    weights: Tensor = _StraightThrough.apply(latent, rows)
+    return weights
+
+
+def round_activations(x: Tensor) -> Tensor:
+    """Return activations of shape (…, features) with eight bits: the largest activation of each token is level 127."""
+    scale = x.abs().amax(dim=-1, keepdim=True).clamp(min=ACTIVATION_MIN) / LEVEL_MAX
+    return (x / scale).round() * scale
+
+
+def linear_int8(x: Tensor, weights: Tensor) -> Tensor:
+    """Return the outputs for activations of eight bits. The product of levels is computed in float32."""
+    return F.linear(round_activations(x), weights)
