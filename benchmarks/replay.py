@@ -148,11 +148,11 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
     class Differing(kind):  # type: ignore[misc]
         """An engine with other data if the variant requests it."""
 
-        def batch(
+        def draw_batch(
             self, job: bytes, round: int, trainer: bytes, step: int, size: int, declaration: Any = None
         ) -> npt.NDArray[np.int64]:
             shifted = (step + variant.shift) % spec.local_steps if declares else step + variant.shift
-            found: npt.NDArray[np.int64] = super().batch(job, round, variant.trainer, shifted, size, declaration)
+            found: npt.NDArray[np.int64] = super().draw_batch(job, round, variant.trainer, shifted, size, declaration)
             return found
 
     where = torch.device(device)

@@ -1,8 +1,8 @@
 """Ternary models in a packed file: two bits for each element of a ternary matrix.
 
 The file is a safetensors file, so other programs can read it. A ternary matrix is two tensors: its codes (U8, four in a byte, the
-first one in the lowest bits) and its scale (F32, one element). The codes 0, 1 and 2 stand for the levels 0, 1 and −1. Other tensors
-are F32. Names are those of `transformers`, and the scale's name ends with `_scale`.
+first one in the lowest bits) and its scale (F32, one element). The codes 0, 1 and 2 stand for the levels 0, 1 and −1. Names are
+those of `transformers`, and the scale's name ends with `_scale`. Other tensors are F32.
 
 The metadata have the SHA-256 of the whole file, computed with 64 zeros in its place.
 """

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,11 +20,13 @@ from tests.training.formats.test_packed import written
 from training import ternary
 from training.corpus import open_tokens
 from training.data.tokenizer import ByteTokenizer
+from training.engine_resources import EngineResources, ParallelMode
 from training.engines.pytorch.engine import TorchEngine
 from training.engines.pytorch.model import GPT
-from training.engines.pytorch.ternary import linear_int8, ternary_scale
+from training.engines.pytorch.parallel_engine import ParallelEngine
+from training.engines.pytorch.ternary import MovingWeights, linear_int8, ternary_scale, ternary_weights
 from training.formats.huggingface_model import open_huggingface_model
-from training.job_spec import JobSpec
+from training.job_spec import InnerOptimizerKind, JobSpec
 from training.replicated.tensor_layout import Float32Array, initial_parameters, layout_of
 from training.transformer import ModelSpec, model_tensors
 
@@ -141,3 +146,67 @@ def test_a_file_gives_a_model_with_the_same_logits(tmp_path: Path) -> None:
     with torch.no_grad():
         read = loaded(spec, np.frombuffer(stream.getvalue(), "<f4")).features(X_BT[:, :16])
         assert torch.equal(read, loaded(spec, initial_parameters(spec)).features(X_BT[:, :16]))
+
+
+# Local steps: levels must not jump between them -------------------------------------------------------------------------
+
+
+def test_a_weight_moves_along_a_ramp_from_its_value_at_the_start_of_a_round() -> None:
+    latent = torch.tensor([[1.0, 0.45, -0.55, 0.0, -2.0, 1.0, 1.0, 1.0]])
+    scale = float(ternary_scale(latent))
+    assert 0.8 < scale < 0.9
+    start = ternary_weights(latent, (1,))
+    moving = MovingWeights(latent, (1,))
+    assert torch.equal(moving(latent), start), "the first step computes with the ternary weights"
+    far = latent.clone()
+    far[0, :4] = torch.tensor([0.0, 0.5 * scale, -9.0, 0.7])
+    for share in torch.linspace(0, 1, 101):
+        now = moving(latent + share * (far - latent))
+        after = moving(latent + (share + 1e-4) * (far - latent))
+        assert (after - now).norm() <= 2.001e-4 * (far - latent).norm(), "no jump: the ramp has slope 2"
+    end = moving(far)
+    assert end[0, 0] == pytest.approx(0.0, abs=1e-6) and (end - start)[0, 3] == pytest.approx(scale)
+    assert torch.equal(end[0, 4:], start[0, 4:])
+
+
+@pytest.mark.parametrize("inner", ["muon", "adamw"])
+def test_a_latent_weight_beside_an_edge_does_not_split_honest_replays(text: Path, inner: str) -> None:
+    """The first step moves weights by rounding errors that differ between machines: here by one bit of every weight."""
+    spec = replace(SPEC, local_steps=10, inner=InnerOptimizerKind(inner), inner_rate=0.03)
+    engine, deltas = engine_of(text, spec), []
+    for sign in (0, 1, -1):
+        start = initial_parameters(spec)
+        moved = start * np.float32(1 + sign * 2**-22)
+        original = engine.model.local_steps
+
+        @contextmanager
+        def at_start(start: Float32Array = start, moved: Float32Array = moved, of: Any = original) -> Iterator[None]:
+            engine.model.load_parameters(start)
+            with of():
+                engine.model.load_parameters(moved)
+                yield
+
+        engine._local_steps_of_model = at_start  # type: ignore[method-assign]
+        deltas.append(engine.local_steps(start, JOB, 3, TRAINER)[0] + (moved - start))
+    for delta in deltas[1:]:
+        assert np.linalg.norm(delta - deltas[0]) < 2e-4 * np.linalg.norm(deltas[0])
+
+
+def test_passes_without_gradients_and_other_rounds_compute_with_ternary_weights(text: Path) -> None:
+    model = loaded(SPEC, initial_parameters(SPEC))
+    other = initial_parameters(replace(SPEC, seed=1))
+    with torch.no_grad():
+        expected = loaded(SPEC, other).features(X_BT)
+    with model.local_steps():
+        model.load_parameters(other)
+        with torch.no_grad():
+            assert torch.equal(model.features(X_BT), expected)
+        assert not torch.equal(model.features(X_BT), expected), "a later step of the round"
+    assert torch.equal(model.features(X_BT), expected)
+
+
+def test_processes_that_share_a_model_refuse_local_steps_of_it(text: Path) -> None:
+    resources = EngineResources(parallel=ParallelMode.DDP)
+    with pytest.raises(UserError, match="parallel 'ddp' does not support local steps of ternary matrices: start this peer with"):
+        tokens = open_tokens(SPEC, text, ByteTokenizer())
+        ParallelEngine(SPEC, tokens, ByteTokenizer(), None, cast(Any, None), resources)

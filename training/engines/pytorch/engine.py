@@ -156,14 +156,18 @@ class TorchEngine(TokenEngine):
                 loss = self.accumulate_gradient(drawn, on_step, declaration)
                 return self._clipped_gradient(), (loss,)
         optimizer, losses, rate = self.make_optimizer(inner), [], inner_rate(self.spec, round if taken is None else taken)
-        for step in range(self.spec.local_steps):
-            with no_subnormal_numbers():
-                drawn = self.draw_batch(job, round, trainer, step, self.spec.batch, declaration)
-                losses.append(self.accumulate_gradient(drawn, on_step, declaration))
-                optimizer.step(rate)
-            if on_state is not None:
-                on_state(self.read_parameters(), InnerState(optimizer.steps, to_numpy(optimizer.moments)))
+        with self._local_steps_of_model():
+            for step in range(self.spec.local_steps):
+                with no_subnormal_numbers():
+                    drawn = self.draw_batch(job, round, trainer, step, self.spec.batch, declaration)
+                    losses.append(self.accumulate_gradient(drawn, on_step, declaration))
+                    optimizer.step(rate)
+                if on_state is not None:
+                    on_state(self.read_parameters(), InnerState(optimizer.steps, to_numpy(optimizer.moments)))
         return self._moved_from(parameters), losses
+
+    def _local_steps_of_model(self) -> AbstractContextManager[None]:
+        return self.model.local_steps()
 
     def _clipped_gradient(self) -> Float32Array:
         clip_gradients(self.model.gradients, self.spec.gradient_clip)

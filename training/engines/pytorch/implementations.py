@@ -20,7 +20,7 @@ from training.engine_implementations import EngineImplementations, ObjectiveFunc
 from training.engines.engine import OnProgress
 from training.engines.pytorch.layers import TorchAttention, TorchLinearKind, TorchSwiGlu
 from training.engines.pytorch.model import GPT
-from training.engines.pytorch.ternary import linear_int8, ternary_weights
+from training.engines.pytorch.ternary import MovingWeights, linear_int8, ternary_weights
 from training.job_spec import JobSpec
 
 # Most held-out tokens in one measurement: it takes less than 0.2 s on one thread with the default model.
@@ -78,7 +78,7 @@ IMPLEMENTATIONS: Final = EngineImplementations(
     objectives={"language": ObjectiveFunctions(loss=next_token_loss, metrics=held_out_bits)},
     layers={
         "dense": TorchLinearKind(F.linear),
-        "ternary": TorchLinearKind(F.linear, ternary_weights, linear_int8),
+        "ternary": TorchLinearKind(F.linear, ternary_weights, MovingWeights, linear_int8),
         "attention": TorchAttention,
         "swiglu": TorchSwiGlu,
     },

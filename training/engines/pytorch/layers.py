@@ -39,6 +39,9 @@ class TorchLinearKind:
     # A function of parameters and of the numbers of rows of their matrices, one below the other. It returns the weights for the
     # product. None: the parameters are the weights.
     make_weights: Callable[[Tensor, Sequence[int]], Tensor] | None = None
+    # A function of the same arguments, with the parameters at the start of a round. It returns a function from the parameters of
+    # a later local step to the weights for the product.
+    start_round: Callable[[Tensor, Sequence[int]], Callable[[Tensor], Tensor]] | None = None
     product_int8: TorchLinear | None = None  # product with activations of eight bits, for inference; None: the kind has none
 
 

@@ -10,7 +10,8 @@ enough to load, update or read all parameters. Suffixes name the axes: B sequenc
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,8 @@ class GPT:
         self._linear: TorchLinearKind = layer_implementation(NAME, spec.linear)
         self.blocks = self._make_blocks(self._linear.product)
         self._ternary_rows = self._rows_of_ternary_leaves()
+        # For each layer, functions from leaves to weights during the local steps of a round; empty outside of them.
+        self._moving: list[Mapping[str, Callable[[Tensor], Tensor]]] = []
         self.layers = [self._layer(f"layers.{index}.", learns) for index in range(spec.layers)]
         # Vectors of shape (C,) by name, for objectives that have heads.
         self.heads = {name: self._view(name) for name in self._tensors if name.startswith(HEAD)}
@@ -172,13 +175,36 @@ class GPT:
             cache.length += x_BT.shape[1] - cache.beyond
         return F.rms_norm(x_BTC, self.final_norm_C.shape, self.final_norm_C, self.spec.norm_epsilon)
 
+    def _ternary_layer(self, layer: Any, index: int) -> Mapping[str, Tensor]:
+        """Return the leaves of a layer, with the weights for the product in the place of latent weights."""
+        found = {leaf: layer[leaf] for block in self.blocks for leaf in block.leaves}
+        moving = self._moving[index] if self._moving and torch.is_grad_enabled() else {}
+        for leaf, rows in self._ternary_rows.items():
+            if moving:
+                found[leaf] = moving[leaf](found[leaf])
+            else:
+                assert self._linear.make_weights is not None, self.spec.linear
+                found[leaf] = self._linear.make_weights(found[leaf], rows)
+        return found
+
+    @contextmanager
+    def local_steps(self) -> Iterator[None]:
+        """Let ternary weights move without jumps in passes with gradients, from their values at the present parameters."""
+        if self._ternary_rows:
+            start = self._linear.start_round
+            assert start is not None, self.spec.linear
+            self._moving = [
+                {leaf: start(layer[leaf], rows) for leaf, rows in self._ternary_rows.items()} for layer in self.layers
+            ]
+        try:
+            yield
+        finally:
+            self._moving = []
+
     def _through(self, layer: Any, x_BTC: Tensor, at: ForwardPass) -> Tensor:
         """Return the residual stream after a layer. If `at.last` is set, it has only this number of positions, the last ones."""
         if self._ternary_rows:
-            make_weights = self._linear.make_weights
-            assert make_weights is not None, self.spec.linear
-            made = {leaf: make_weights(layer[leaf], rows) for leaf, rows in self._ternary_rows.items()}
-            layer = {leaf: made.get(leaf, layer[leaf]) for block in self.blocks for leaf in block.leaves}
+            layer = self._ternary_layer(layer, at.layer)
         for block in self.blocks:
             x_BTC = block.forward(x_BTC, layer, at)
         return x_BTC
