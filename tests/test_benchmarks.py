@@ -39,6 +39,7 @@ from benchmarks import (
     provenance,
     replay,
     round,
+    ternary,
     training,
 )
 from benchmarks.__main__ import ALSO, BENCHMARKS, run
@@ -726,6 +727,55 @@ def test_a_tolerance_lies_between_the_most_honest_error_and_the_least_false_one_
     assert [line[:4] for line in replay.verdicts(rows, found)] == ["held", "held"]
     rows.append(row(replay.HONEST, "fp32 on cpu", 2 * replay.TOLERANCE))
     assert [line[:4] for line in replay.verdicts(rows, {**found, "differing": ["stream"]})] == ["MISS", "MISS"]
+
+
+def test_a_job_with_bounds_of_its_own_and_a_control_have_verdicts() -> None:
+    def row(job: str, kind: str, error: float) -> replay.Row:
+        return replay.Row(job, kind, "fp32 on cpu", "", 0, error, 0.0)
+
+    def told(*rows: replay.Row) -> list[str]:
+        return [line[:4] for line in replay.verdicts(list(rows), {"hashes": {}, "torch": {}, "differing": []})]
+
+    bounded = (row("ternary", replay.HONEST, 3e-5), row("ternary", replay.LIE, 0.2), row("ternary", replay.SMALL_LIE, 0.01))
+    assert told(*bounded) == ["held", "held", "held"]
+    assert told(*bounded, row("ternary", replay.HONEST, 2e-4)) == ["held", "MISS", "held"]
+    assert told(*bounded, row("ternary", replay.SMALL_LIE, 1e-3)) == ["held", "MISS", "held"]
+    control = row("ternary-int8", replay.HONEST, 0.3)
+    assert told(*bounded, control) == ["held", "held", "held", "held"], "a control is no honest replay"
+    assert told(replace(control, round=1e-5)) == ["MISS", "held"], "the benchmark would not notice"
+
+
+# Ternary matrices -------------------------------------------------------------------------------------------------------
+
+
+def test_each_side_is_shown_at_its_best_rate_and_has_verdicts() -> None:
+    def row(side: str, rate: float, bits: float, seed: int = 0, int8: float | None = None, gradient: float = 1.0) -> ternary.Row:
+        return ternary.Row(side, seed, rate, bits, int8, gradient, None, 0.01)
+
+    sizes = ternary.Sizes(1600, 6400, 400, 4, 900, True)
+    dense = [row(ternary.DENSE, 0.03, 2.0), row(ternary.DENSE, 0.06, 2.4), row(ternary.DENSE, 0.06, 1.9, seed=1)]
+    dense.append(row(ternary.DENSE, 0.03, 2.0, seed=1))
+    assert {each.rate for each in ternary.best(dense)[ternary.DENSE]} == {0.03}
+    learns = row(ternary.TERNARY, 0.06, 2.1, int8=2.101)
+    control = row(ternary.CONTROL, 0.06, 3.0, int8=3.0, gradient=0.0)
+
+    def told(*rows: ternary.Row, sizes: ternary.Sizes = sizes) -> list[str]:
+        return [line[:4] for line in ternary.verdicts([*dense, *rows], sizes)]
+
+    assert told(learns, control) == ["held"] * 4
+    assert told(replace(learns, bits=2.21, int8_bits=2.21), control) == ["MISS", "held", "held", "held"]
+    assert told(replace(learns, int8_bits=2.106), control) == ["held", "MISS", "held", "held"]
+    assert told(learns, replace(control, gradient=1e-9)) == ["held", "held", "MISS", "held"]
+    assert told(sizes=replace(sizes, codes_bytes=401)) == told(sizes=replace(sizes, is_exact=False)) == ["MISS"]
+
+
+def test_a_layer_without_the_estimator_gets_no_gradient_and_packing_is_exact() -> None:
+    row, last = ternary.train(ternary.CONTROL, 0, 0.03, 2)
+    assert row.gradient == 0 and row.levels_changed is not None and row.levels_changed < 1e-3
+    learns, last = ternary.train(ternary.ROUNDS, 0, 0.06, 2)
+    assert learns.gradient > 0 and learns.levels_changed is not None and learns.levels_changed > 1e-3
+    sizes = ternary.measure_sizes(ternary.spec_of(ternary.ROUNDS, 0, 2), last)
+    assert sizes.is_exact and 16 * sizes.codes_bytes == sizes.float32_bytes
 
 
 # Attacks -------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from rlhf.objectives import job_presets, ppo
 from rlhf.objectives.ppo import PpoSettings
 from rlhf.objectives.supervised_objectives import DpoTerms, InstructTerms, MeanRewardSettings
 from tools.reference import table
-from training import job_spec
+from training import job_spec, transformer
 from training.api import job_builder
 from training.job_spec import ESTIMATES, PRESETS, AuditMode, JobSpec, complete_fields
 from training.transformer import NORM_EPSILON_MAX, NORM_EPSILON_MIN, ROPE_BASE_MAX, ROPE_BASE_MIN, ModelSpec
@@ -228,7 +228,9 @@ def _values(name: str, hint: Any) -> str:
     if name in VALUES_OF_FIELD:
         return VALUES_OF_FIELD[name]
     if hint == Name:
-        return "a name" if name not in LAYERS else "a kind that a feature brings"
+        return (
+            "a name" if name not in LAYERS else ", ".join(f"`{kind.name}`" for kind in transformer.LAYERS if kind.place == name)
+        )
     if hint is bool:
         return "`true`, `false`"
     if hint is float:

@@ -39,7 +39,7 @@ DIGEST_KEY: Final = "sha256"
 # Place of the digest in the file: the header begins with the metadata, and the digest is their only entry.
 BEGINNING: Final = f'{{"{METADATA_KEY}":{{"{DIGEST_KEY}":"'.encode()
 DIGEST_AT: Final = 8 + len(BEGINNING)
-READ_BYTES: Final = 1 << 20  # bytes that are hashed at once
+READ_BYTES: Final = 1 << 16  # bytes that are hashed at once
 
 Packed = Float32Array | npt.NDArray[np.uint8]
 
