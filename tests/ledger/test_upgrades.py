@@ -10,7 +10,7 @@ import pytest
 
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.core.module import BlockContext, DecodedTransaction, Module, StateChange, StateReader
-from ledger.jobs import JobsModule
+from ledger.jobs import JobsModule, JobTerms, StartJob
 from ledger.ledger_state import (
     BlockBody,
     LedgerRules,
@@ -24,7 +24,7 @@ from protocol import codec
 from protocol.codec import Count
 from protocol.identity import Signed
 from protocol.limits import UPGRADE_AHEAD_HEIGHTS_MAX, UPGRADE_NOTICE_HEIGHTS
-from tests.ledger.world import PEOPLE, PlainJobs, World
+from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, PlainJobs, World
 from tests.sim.keys import FastVerifier
 
 NOTICE, AHEAD = UPGRADE_NOTICE_HEIGHTS, UPGRADE_AHEAD_HEIGHTS_MAX
@@ -204,6 +204,30 @@ def test_a_program_that_lacks_a_version_applies_what_is_below_and_names_what_it_
     knows.decide()
     with pytest.raises(UnsupportedModuleVersion, match="this network runs tally 2; this program has 1"):
         old.rules.decode_state(knows.rules.encode_state(knows.state))
+
+
+class JobsWithAddedFields(PlainJobs):
+    """Specifications of the kind `LANGUAGE` have a value in an added field."""
+
+    def terms_of_spec(self, spec: bytes) -> JobTerms:
+        terms = super().terms_of_spec(spec)
+        return replace(terms, requires=(ModuleVersion("jobs", 2),)) if spec == LANGUAGE else terms
+
+
+def test_a_network_trains_a_job_with_an_added_field_after_the_upgrade_of_jobs() -> None:
+    modules = core_modules(JobsWithAddedFields())
+    world = Upgrading(tuple(module for module in modules if module.version == 1), modules)
+    start = world.tx(PEOPLE[0], "job/start", StartJob(LANGUAGE))
+    assert "needs version 2 of the module jobs" in (world.refusal(start) or "")
+    world.decide(world.tx(PEOPLE[0], "job/start", StartJob(SCRATCH)))
+    before = world.state.jobs
+    upgraded(world, 20, "jobs")
+    world.until(19)
+    assert world.state.jobs.jobs.keys() == before.jobs.keys() and world.network.module_version("jobs") == 1
+    world.until(20)
+    assert world.state.jobs.jobs.keys() == before.jobs.keys() and world.network.module_version("jobs") == 2
+    world.decide(world.tx(PEOPLE[0], "job/start", StartJob(LANGUAGE)))
+    assert len(world.state.jobs.jobs) + len(world.state.jobs.queue) == 2
 
 
 def test_a_program_refuses_a_genesis_with_modules_that_it_lacks() -> None:
