@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ledger.core.genesis import ModuleVersion
 from protocol.errors import UserError
 from training.job_spec import PRESETS, AuditMode, JobSpec, Precision
+from training.model_store import JobModelStore
 from training.replicated.tensor_layout import initial_parameters
 from training.ternary import (
     SCALE_MIN,
@@ -19,7 +22,7 @@ from training.ternary import (
     ternary_scale,
     ternary_weights,
 )
-from training.transformer import DenseLinear, LayerPlace, ModelSpec, TernaryLinear, find_layer, int8_problem, model_tensors
+from training.transformer import LayerPlace, ModelSpec, TernaryLinear, find_layer, int8_problem, model_tensors
 
 SHAPES = ((1, 1), (1, 2), (3, 5), (64, 48), (17, 1000))
 SIZES = (1e-6, 1e-5, 0.02, 1.0, 1e4)
@@ -106,10 +109,11 @@ def test_matrices_of_the_layers_are_ternary_and_nothing_else() -> None:
     assert int8_problem(TERNARY) is None and "linear 'dense'" in str(int8_problem(dense))
 
 
-def test_a_network_must_know_the_kind() -> None:
-    kind = find_layer("ternary", LayerPlace.LINEAR)
-    assert isinstance(kind, TernaryLinear) and (kind.module, kind.version) == ("jobs", 2)
-    assert not DenseLinear.module, "every network knows dense matrices"
+def test_a_network_must_know_the_kind(tmp_path: Path) -> None:
+    assert isinstance(find_layer("ternary", LayerPlace.LINEAR), TernaryLinear)
+    store, dense = JobModelStore(tmp_path), replace(SPEC, model=replace(TERNARY, linear="dense"))
+    assert ModuleVersion("jobs", 2) in store.terms_of_spec(SPEC.encode()).requires
+    assert store.terms_of_spec(dense.encode()).requires == (ModuleVersion("jobs", 1),)
 
 
 def test_an_unknown_kind_is_refused_in_one_line() -> None:
