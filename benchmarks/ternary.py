@@ -39,15 +39,18 @@ from training.engines.pytorch.model import GPT
 from training.engines.pytorch.single_process_baseline import baseline_rate
 from training.formats import packed
 from training.formats.huggingface_model import llama_tensor_names
-from training.job_spec import PRESETS, JobSpec, complete_fields
+from training.job_spec import PRESETS, InnerOptimizerKind, JobSpec, complete_fields
 from training.replicated.tensor_layout import Float32Array, initial_parameters, layout_of
 from training.ternary import ternary_weights
 from training.transformer import ModelSpec, model_tensors
 
 STEPS: Final = 150
 ROUND_STEPS: Final = 10
-RATES: Final = (0.015, 0.03, 0.06, 0.12)  # of Muon; 0.03 is the default of a job
-CONTROL_RATE: Final = 0.03  # only embedding and norms of the control learn, so one rate is enough
+# Rates by inner optimizer: the default of a job, and factors of two around it. Best rates must not be at the end of a list.
+RATES: Final = {
+    InnerOptimizerKind.ADAMW: (3e-3, 6e-3, 1.2e-2, 2.4e-2),
+    InnerOptimizerKind.MUON: (1.5e-2, 3e-2, 6e-2, 1.2e-1),
+}
 RATIO_MAX: Final = 1.10  # largest ratio of held-out bits to those of dense matrices
 INT8_BITS_MAX: Final = 0.005  # most bits a byte that activations of eight bits cost
 DENSE, TERNARY, ROUNDS, CONTROL = "dense", "ternary", "ternary, rounds", "without the estimator"
@@ -79,11 +82,10 @@ class Sizes:
     is_exact: bool  # whether unpacked weights have the bits of the packed ones
 
 
-def spec_of(side: str, seed: int, steps: int) -> JobSpec:
+def spec_of(side: str, seed: int, steps: int, inner: InnerOptimizerKind = InnerOptimizerKind.ADAMW) -> JobSpec:
     model = ModelSpec(linear="dense" if side == DENSE else "ternary")
-    return JobSpec(
-        name="ternary", data=bytes(32), model=model, seed=seed, **complete_fields(PRESETS["local"] | {"local_steps": steps})
-    )
+    terms = complete_fields(PRESETS["local"] | {"local_steps": steps, "inner": inner})
+    return JobSpec(name="ternary", data=bytes(32), model=model, seed=seed, **terms)
 
 
 @lru_cache(maxsize=1)
@@ -103,8 +105,10 @@ class _WithoutEstimator(GPT):
         self._linear = replace(self._linear, make_weights=lambda latent, rows: made(latent.detach(), rows))
 
 
-def train(side: str, seed: int, rate: float, steps: int) -> tuple[Row, Float32Array]:
-    spec = spec_of(side, seed, steps)
+def train(
+    side: str, seed: int, rate: float, steps: int, inner: InnerOptimizerKind = InnerOptimizerKind.ADAMW
+) -> tuple[Row, Float32Array]:
+    spec = spec_of(side, seed, steps, inner)
     tokens, tokenizer = material(replace(spec, model=ModelSpec(), seed=0))
     engine = TorchEngine(spec, tokens, tokenizer)
     if side == CONTROL:
@@ -233,7 +237,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.ternary", description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], metavar="S")
-    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), metavar="R", help="rates of each side")
+    parser.add_argument("--rates", type=float, nargs="+", metavar="R", help="rates of each side (default by optimizer)")
+    parser.add_argument(
+        "--inner", type=InnerOptimizerKind, choices=InnerOptimizerKind, default=InnerOptimizerKind.ADAMW, help="inner optimizer"
+    )
     parser.add_argument(
         "--sides", nargs="+", default=list(SIDES), choices=SIDES, metavar="SIDE", help=f"sides: {', '.join(SIDES)}"
     )
@@ -241,13 +248,20 @@ def main() -> int:
     options = parser.parse_args()
     features.register_features()
     start_torch_threads(1)
-    started, rows = time.time(), list[Row]()
-    about = {"processor": processor(), "seeds": options.seeds, "rates": options.rates, "steps": options.steps}
+    started, rows, rates = time.time(), list[Row](), options.rates or RATES[options.inner]
+    about = {
+        "processor": processor(),
+        "seeds": options.seeds,
+        "inner": options.inner.value,
+        "rates": rates,
+        "steps": options.steps,
+    }
     sizes = measure_sizes(spec := spec_of(TERNARY, 0, options.steps), initial_parameters(spec))
     for seed in options.seeds:
         for side in options.sides:
-            for rate in options.rates if side != CONTROL else [CONTROL_RATE]:
-                row, last = train(side, seed, rate, options.steps)
+            # Only embedding and norms of the control learn, so one rate is enough.
+            for rate in rates if side != CONTROL else rates[1:2]:
+                row, last = train(side, seed, rate, options.steps, options.inner)
                 if side == TERNARY:
                     sizes = measure_sizes(spec_of(side, seed, options.steps), last)
                 rows.append(row)
