@@ -7,12 +7,13 @@ All errors are relative L2 distances of Δ over the round, as in an audit. A tol
 and the smallest false one; both are printed for every precision.
 
 The responses of a PPO job are sampled once and committed to, and replays derive the rest from them. `ppo-jumps` is textbook PPO,
-whose gradients jump where ratio or value reach the edge of their clip; it only runs if `--jobs` names it. The replays of
-`experts-textbook` must differ by more than a tolerance, which shows that the benchmark notices such a model.
-
+whose gradients jump where ratio or value reach the edge of their clip; it only runs if `--jobs` names it.
 The jobs `per-step-bf16…` compute single gradients in bfloat16: of a new model, with a batch of 64, and of a model that was
 trained for `LATE_ROUNDS`. Their audits compare payloads alone, within `BF16_TOLERANCE`. The least false error must be `MARGIN`
 times as large. With sampled audits, mean losses may differ by `LOSS_DIFFERENCE_MAX`.
+
+A control is a job that no network accepts, and its honest replays must differ by more than a tolerance: the benchmark would
+notice such a job. `experts-textbook` weighs experts as the textbook does, and `ternary-int8` rounds activations in training.
 
 Hashes of results that must be equal bit for bit are compared with `tests/training/golden.json`, and those of torch are printed.
 `--device cuda` also computes them and all replays on a GPU, with the engine of a peer. It needs this repository, numpy, msgpack,
@@ -78,12 +79,13 @@ HALF = complete_fields(PRESETS["per-step"] | {"precision": Precision.BF16})
 SAM_RADIUS = 0.05  # the usual radius of SAM (Foret et al. 2021)
 JOB, TRAINER, OTHER = bytes(range(32)), b"\x01" * 32, b"\x02" * 32
 TEXTBOOK = "experts-textbook"  # name of a job whose engine weighs experts as the textbook does
+TERNARY_INT8 = "ternary-int8"  # name of a job whose engine also rounds activations in training
 JOBS = {
     "local": JobSpec(name="replay", data=bytes(32), **complete_fields(PRESETS["local"])),
     "adamw": JobSpec(name="replay", data=bytes(32), **complete_fields(PRESETS["local"] | {"inner": InnerOptimizerKind.ADAMW})),
     "experts": _local(experts=8),
     "window": _local(window=32),
-    "experts-textbook": replace(_local(experts=8), name=TEXTBOOK),
+    TEXTBOOK: replace(_local(experts=8), name=TEXTBOOK),
     "per-step": JobSpec(name="replay", data=bytes(32), **PRESETS["per-step"]),
     "per-step-bf16": JobSpec(name="replay", data=bytes(32), **HALF),
     "per-step-bf16-64": JobSpec(name="replay", data=bytes(32), batch=64, **HALF),
@@ -95,6 +97,8 @@ JOBS = {
     "reward-mean-all": _mean(TrainableParameters.ALL),
     "ppo": _ppo(),
     "ppo-jumps": _ppo(clip_ramp=0.0),
+    "ternary": _local(linear="ternary"),
+    TERNARY_INT8: replace(_local(linear="ternary"), name=TERNARY_INT8),
 }
 USUAL = [name for name in JOBS if name != "ppo-jumps"]
 LATE_ROUNDS = 300  # gradients of a trained model are smaller, so the same rounding is a larger part of them
@@ -105,8 +109,8 @@ HONEST, FAST, SMALL_LIE, LIE = "honest", "another precision", "small lie", "lie"
 GOLDEN = dispatch.REPOSITORY / "tests" / "training" / "golden.json"
 TOLERANCE = JobSpec(name="default", data=bytes(32)).replay_tolerance
 # Bounds of errors of jobs with options: a tenth of the tolerance, and five times the tolerance.
-OPTIONS, OPTION_HONEST_MAX, OPTION_LIE_MIN = ("experts", "window", "sam", "sam-per-step"), 1e-4, 5e-3
-CONTROLS = (TEXTBOOK,)  # jobs whose honest replays must differ by more than the tolerance
+OPTIONS, OPTION_HONEST_MAX, OPTION_LIE_MIN = ("experts", "window", "ternary", "sam", "sam-per-step"), 1e-4, 5e-3
+CONTROLS = (TEXTBOOK, TERNARY_INT8)  # jobs whose honest replays must differ by more than the tolerance
 
 
 @dataclass(frozen=True)
@@ -205,6 +209,9 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
     engine.micro_batch = variant.micro_batch or engine.micro_batch
     if spec.name == TEXTBOOK:
         use_textbook_experts(engine)
+    if spec.name == TERNARY_INT8:
+        for block in engine.model.blocks:
+            block.linear = rounding_linear
     return engine
 
 
@@ -217,6 +224,15 @@ def use_textbook_experts(engine: Any) -> None:
         return best.indices, best.values / best.values.sum(dim=-1, keepdim=True)
 
     engine.model.blocks[-1].choose_experts = choose_experts
+
+
+def rounding_linear(x: Any, weights: Any) -> Any:
+    """Return the outputs for activations of eight bits, whose gradient counts as that of the exact activations."""
+    from torch.nn import functional as F
+
+    from training.engines.pytorch.ternary import round_activations
+
+    return F.linear(x + (round_activations(x) - x).detach(), weights)
 
 
 def some_pairs() -> list[PreferencePair]:

@@ -43,6 +43,7 @@ from training.transformer import (
     LayerPlace,
     LinearKind,
     ModelSpec,
+    TernaryLinear,
     find_layer,
     model_tensors,
 )
@@ -93,6 +94,8 @@ class ClientObjective(Objective):
         for name, value in wanted.items():
             if getattr(job, name) != value:
                 return f"a job of the objective {self.name!r} has {name} {value}, not {getattr(job, name)}"
+        if job.model.linear == TernaryLinear.name:
+            return "the base has ternary matrices, whose levels would jump between merged adapters: use a base with dense ones"
         if settings.rank > job.model.width:
             return f"rank {settings.rank} is more than the model's width {job.model.width}"
         if job.model.experts and settings.train_mlp:

@@ -39,6 +39,7 @@ from benchmarks import (
     provenance,
     replay,
     round,
+    ternary,
     training,
 )
 from benchmarks.__main__ import ALSO, BENCHMARKS, run
@@ -768,6 +769,39 @@ def test_lies_of_the_benchmark_draw_other_examples_than_the_honest_replay() -> N
     for lie in lies:
         drawn = replay.engine_of(spec, "cpu", lie).draw_batch(*place)
         assert drawn.shape == honest.shape and not np.array_equal(drawn, honest), lie.name
+
+
+# Ternary matrices -------------------------------------------------------------------------------------------------------
+
+
+def test_each_side_is_shown_at_its_best_rate_and_has_verdicts() -> None:
+    def row(side: str, rate: float, bits: float, seed: int = 0, int8: float | None = None, gradient: float = 1.0) -> ternary.Row:
+        return ternary.Row(side, seed, rate, bits, int8, gradient, None, 0.01)
+
+    sizes = ternary.Sizes(1600, 6400, 400, 4, 900, True)
+    dense = [row(ternary.DENSE, 0.03, 2.0), row(ternary.DENSE, 0.06, 2.4), row(ternary.DENSE, 0.06, 1.9, seed=1)]
+    dense.append(row(ternary.DENSE, 0.03, 2.0, seed=1))
+    assert {each.rate for each in ternary.best(dense)[ternary.DENSE]} == {0.03}
+    learns = row(ternary.TERNARY, 0.06, 2.1, int8=2.101)
+    control = row(ternary.CONTROL, 0.06, 3.0, int8=3.0, gradient=0.0)
+
+    def told(*rows: ternary.Row, sizes: ternary.Sizes = sizes) -> list[str]:
+        return [line[:4] for line in ternary.verdicts([*dense, *rows], sizes)]
+
+    assert told(learns, control) == ["held"] * 4
+    assert told(replace(learns, bits=2.21, int8_bits=2.21), control) == ["MISS", "held", "held", "held"]
+    assert told(replace(learns, int8_bits=2.106), control) == ["held", "MISS", "held", "held"]
+    assert told(learns, replace(control, gradient=1e-9)) == ["held", "held", "MISS", "held"]
+    assert told(sizes=replace(sizes, codes_bytes=401)) == told(sizes=replace(sizes, is_exact=False)) == ["MISS"]
+
+
+def test_a_layer_without_the_estimator_gets_no_gradient_and_packing_is_exact() -> None:
+    row, last = ternary.train(ternary.CONTROL, 0, 0.03, 2)
+    assert row.gradient == 0 and row.levels_changed is not None and row.levels_changed < 1e-3
+    learns, last = ternary.train(ternary.ROUNDS, 0, 0.06, 2)
+    assert learns.gradient > 0 and learns.levels_changed is not None and learns.levels_changed > 1e-3
+    sizes = ternary.measure_sizes(ternary.spec_of(ternary.ROUNDS, 0, 2), last)
+    assert sizes.is_exact and 16 * sizes.codes_bytes == sizes.float32_bytes
 
 
 # Attacks -------------------------------------------------------------------------------------------------------------

@@ -582,7 +582,7 @@ def test_an_engine_without_an_implementation_of_a_layer_names_it(feature: None, 
     monkeypatch.setitem(engine_implementations._places, "pytorch", engine_implementations._places["pytorch"][:1])
     with pytest.raises(
         UserError,
-        match="'pytorch' cannot compute the layer 'squares': it computes dense, attention, sliding-window, swiglu, experts",
+        match="'pytorch' cannot compute the layer 'squares': it computes dense, ternary, attention, sliding-window, swiglu",
     ):
         engine_implementations.layer_implementation("pytorch", "squares")
 

@@ -27,7 +27,7 @@ from protocol.messages import Name
 from protocol.name_validation import name_problem
 from training.objectives import registry
 from training.objectives.objective import Objective
-from training.transformer import BYTES, TENSORS_MAX, ModelSpec, layer_names
+from training.transformer import BYTES, TENSORS_MAX, ModelSpec, TernaryLinear, layer_names
 
 ROUNDS_MAX = 1_000_000  # most rounds of a job: at one round a minute it ends after two years
 LOCAL_STEPS_MAX = 10_000  # most local steps of a round: the round and its re-execution must end
@@ -485,6 +485,10 @@ class JobSpec:
         if self.sam_radius and (kind.on_request or not kind.needs_worker):
             none = f"has no effect in a job of the objective {self.objective!r}, which has no local steps"
             return f"sam_radius {self.sam_radius:g} {none}: leave it out"
+        if self.sam_radius and self.model.linear == TernaryLinear.name:
+            # The second pass would compute the levels again, and honest replays would differ where a weight is beside an edge.
+            both = f"sam_radius {self.sam_radius:g} with model.linear {self.model.linear!r}"
+            return f"{both}: replays of this pair were not measured; leave one of them out"
         if self.grokfast and kind.on_request:
             theirs = f"in a job of the objective {self.objective!r}, whose programs choose each outer step"
             return f"grokfast {self.grokfast:g} {theirs}: leave it out"
@@ -535,6 +539,8 @@ class JobSpec:
             if not kind.is_replayable_in_bf16:
                 usual = getattr(ModelSpec(), kind.place.value)
                 return f"model.{kind.place.value} {kind.name!r}: its gradients were not measured in bf16; use {usual!r}"
+        if self.sam_radius:
+            return f"sam_radius {self.sam_radius:g}: its gradients were not measured in bf16; use sam_radius 0"
         if self.has_estimates:
             return "memory 'estimates': its buffers were not measured in bf16; use memory 'residual'"
         if self.commits_to_buffer:

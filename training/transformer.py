@@ -165,6 +165,13 @@ class ModelSpec:
         return self.parameters - self.layers * sum(parameter.idle for parameter in layer_parameters(self))
 
 
+def int8_problem(model: ModelSpec) -> str | None:
+    """Return why the model cannot compute with activations of eight bits, for people; None if it can."""
+    if any(parameter.is_ternary for parameter in layer_parameters(model)):
+        return None
+    return f"quantise int8 needs ternary matrices, and this model has linear {model.linear!r}: leave the option out"
+
+
 # Kinds of layers ---------------------------------------------------------------------------------------------------
 
 
@@ -186,6 +193,7 @@ class LayerParameter:
     gguf: str = ""  # name of the tensor in GGUF, without the layer's prefix; empty: it has no name there
     rotary_heads: int = 0  # number of heads in the tensor's rows if rotary positions turn the rows; else 0
     idle: int = 0  # number of elements that a pass does not compute with for a token
+    is_ternary: bool = False  # True: the model computes with the ternary weights of the tensor (`training.ternary`).
 
 
 def linear_deviation(inputs: int) -> float:
@@ -274,6 +282,39 @@ class DenseLinear(LinearKind):
         )
 
 
+class TernaryLinear(DenseLinear):
+    """BitNet b1.58 (Ma et al. 2024, arXiv:2402.17764), with activations in float32."""
+
+    name = "ternary"
+    description = "a matrix with one scale and elements −1, 0 or 1, which are made from float32 numbers (Ma et al. 2024)"
+    module, version = "jobs", 2
+    is_replayable_in_bf16 = False
+
+    def matrix(
+        self,
+        model: ModelSpec,
+        name: str,
+        outputs: int,
+        inputs: int,
+        *,
+        transformers: str,
+        gguf: str,
+        is_residual: bool = False,
+        rotary_heads: int = 0,
+    ) -> LayerParameter:
+        dense = super().matrix(
+            model,
+            name,
+            outputs,
+            inputs,
+            transformers=transformers,
+            gguf=gguf,
+            is_residual=is_residual,
+            rotary_heads=rotary_heads,
+        )
+        return replace(dense, is_ternary=True)
+
+
 class GroupedQueryAttention(BlockKind):
     name = "attention"
     description = "causal attention with grouped queries (Ainslie 2023) and rotary positions (Su 2021)"
@@ -305,6 +346,7 @@ class WindowAttention(GroupedQueryAttention):
     name = "sliding-window"
     description = "causal attention to the last `window` tokens (Beltagy 2020, arXiv:2004.05150)"
     module, version = "jobs", 2
+    is_replayable_in_bf16 = False
     own_fields = ("window",)
 
     def sizes_problem(self, model: ModelSpec) -> str | None:
@@ -341,11 +383,14 @@ class Experts(BlockKind):
     description = "a sparse mixture of gated feed-forward networks, weighted continuously"
     place = LayerPlace.FEED_FORWARD
     module, version = "jobs", 2
+    is_replayable_in_bf16 = False
     own_fields = ("experts", "experts_per_token")
 
     def sizes_problem(self, model: ModelSpec) -> str | None:
         if not 2 <= model.experts <= EXPERTS_MAX:
             return f"experts must be in 2..{EXPERTS_MAX}, not {model.experts}: a single network is feed_forward 'swiglu'"
+        if model.linear != DenseLinear.name:
+            return f"experts {model.experts} need linear {DenseLinear.name!r}, not {model.linear!r}: no others were measured"
         if not 1 <= model.experts_per_token <= model.experts:
             return f"experts_per_token must be in 1..{model.experts}, the experts, not {model.experts_per_token}"
         return None
@@ -367,7 +412,14 @@ def _stack(matrix: LayerParameter, model: ModelSpec) -> LayerParameter:
 # Registry ------------------------------------------------------------------------------------------------------------
 
 # Layers of this package.
-LAYERS: Final[tuple[LayerKind, ...]] = (DenseLinear(), GroupedQueryAttention(), WindowAttention(), SwiGlu(), Experts())
+LAYERS: Final[tuple[LayerKind, ...]] = (
+    DenseLinear(),
+    TernaryLinear(),
+    GroupedQueryAttention(),
+    WindowAttention(),
+    SwiGlu(),
+    Experts(),
+)
 
 _known = {kind.name: kind for kind in LAYERS}
 

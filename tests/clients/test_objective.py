@@ -57,3 +57,8 @@ def test_the_tensors_of_a_model_with_too_many_layers_are_not_listed(monkeypatch:
     monkeypatch.setattr(objective, "adapted_matrices", listed)
     refused = spec_of(replace(MODEL, layers=2**31))
     assert refused.problem() == f"layers {2**31} are more than {LAYERS_MAX}"
+
+
+def test_adapters_of_a_ternary_base_are_refused() -> None:
+    told = "the base has ternary matrices, whose levels would jump between merged adapters: use a base with dense ones"
+    assert spec_of(replace(MODEL, linear="ternary")).problem() == told

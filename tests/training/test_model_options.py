@@ -35,6 +35,7 @@ WINDOW = ModelSpec(attention="sliding-window", window=32)
     ("said", "why"),
     [
         ({"experts": 65}, r"experts must be in 2\.\.64, not 65: a single network is feed_forward 'swiglu'"),
+        ({"experts": 8, "linear": "ternary"}, "experts 8 need linear 'dense', not 'ternary': "),
         ({"experts": 1}, r"experts must be in 2\.\.64, not 1: "),
         ({"experts": 0}, r"experts must be in 2\.\.64, not 0: "),
         ({"experts": -1}, r"experts must be in 2\.\.64, not -1: "),

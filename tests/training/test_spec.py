@@ -96,6 +96,27 @@ def test_layers_that_were_not_measured_in_bf16_are_refused(monkeypatch: pytest.M
     assert replace(half, audit=AuditMode.OFF).validated() and replace(half, precision=Precision.FP32).validated()
 
 
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ({"linear": "ternary"}, "model.linear 'ternary'"),
+        ({"attention": "sliding-window", "window": 8}, "model.attention 'sliding-window'"),
+        ({"feed_forward": "experts", "experts": 4}, "model.feed_forward 'experts'"),
+    ],
+)
+def test_only_the_usual_layers_have_audits_in_bf16(model: dict[str, Any], why: str) -> None:
+    half = replace(JOB, **HALF, model=ModelSpec(**model))
+    refused(f"{why}: its gradients were not measured in bf16", half)
+    assert replace(half, audit=AuditMode.OFF).validated() and replace(half, precision=Precision.FP32).validated()
+
+
+def test_sam_is_refused_where_its_replays_were_not_measured() -> None:
+    refused("sam_radius 0.05: its gradients were not measured in bf16; use sam_radius 0", replace(JOB, **HALF, sam_radius=0.05))
+    ternary = replace(JOB, model=ModelSpec(linear="ternary"))
+    refused("sam_radius 0.05 with model.linear 'ternary': .* leave one of them out", replace(ternary, sam_radius=0.05))
+    assert ternary.validated()
+
+
 def test_the_tolerance_follows_the_precision_of_audited_jobs_unless_a_person_sets_it() -> None:
     assert complete_fields({"precision": "bf16"})["replay_tolerance"] == BF16_TOLERANCE, "a person's text is not yet converted"
     assert complete_fields({"precision": Precision.BF16, "replay_tolerance": 0.08})["replay_tolerance"] == 0.08

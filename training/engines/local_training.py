@@ -104,6 +104,10 @@ class LocalTraining(ABC):
     def release_memory(self) -> None:  # noqa: B027 - most libraries keep no such memory
         """Free memory that only micro-batches of the former size needed."""
 
+    def local_steps_context(self) -> AbstractContextManager[None]:
+        """Return a context manager that encloses all local steps of a round."""
+        return nullcontext()
+
     def step_context(self) -> AbstractContextManager[None]:
         """Return a context manager that encloses the arithmetic of each step."""
         return nullcontext()
@@ -134,13 +138,14 @@ class LocalTraining(ABC):
                 loss = self.step_gradient(drawn, on_step, declaration)
                 return self.clipped_gradient(), (loss,)
         optimizer, losses, rate = self.make_optimizer(inner), [], inner_rate(self.spec, round if taken is None else taken)
-        for step in range(self.spec.local_steps):
-            with self.step_context():
-                drawn = self.draw_batch(job, round, trainer, step, self.spec.batch, declaration)
-                losses.append(self.step_gradient(drawn, on_step, declaration))
-                optimizer.step(rate)
-            if on_state is not None:
-                on_state(self.read_parameters(), self.read_state(optimizer))
+        with self.local_steps_context():
+            for step in range(self.spec.local_steps):
+                with self.step_context():
+                    drawn = self.draw_batch(job, round, trainer, step, self.spec.batch, declaration)
+                    losses.append(self.step_gradient(drawn, on_step, declaration))
+                    optimizer.step(rate)
+                if on_state is not None:
+                    on_state(self.read_parameters(), self.read_state(optimizer))
         return self.moved_from(parameters), losses
 
     def moved_from(self, parameters: Float32Array) -> Float32Array:

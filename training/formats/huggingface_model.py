@@ -25,8 +25,9 @@ from protocol.errors import RemoteProtocolError, UserError
 from storage.regular_files import open_regular
 from training.data.pretokenizers import parse_normalizer, parse_pre_tokenizer, splits_words
 from training.data.tokenizer import BpeTokenizer, added_token_json, byte_alphabet
-from training.formats import checkpoint
+from training.formats import checkpoint, packed
 from training.formats.checkpoint import StoredTensor
+from training.formats.packed import PackedTensor, TernaryTensor
 from training.job_spec import JobSpec
 from training.replicated.tensor_layout import float32_bytes, layout_of
 from training.transformer import (
@@ -35,6 +36,7 @@ from training.transformer import (
     EMBEDDING,
     OUTPUT_MATRIX,
     VOCABULARY_MAX,
+    DenseLinear,
     ModelSpec,
     ModelTensor,
     model_tensors,
@@ -61,6 +63,7 @@ _SIZES: Final = {
     "heads": "num_attention_heads",
     "hidden": "intermediate_size",
 }
+LINEAR: Final = "folkmoot_linear"  # our field with the kind of linear layers, if they are not dense
 ACTIVATION: Final = "silu"
 SCORE: Final = "score.weight"  # tensor of shape (1, width) that computes the score of a text, in a model without other outputs
 # Defaults of `transformers` for fields that a configuration omits.
@@ -72,7 +75,7 @@ class HuggingFaceModel:
     folder: Path
     model: ModelSpec
     tokenizer: bytes | None  # JSON of the tokenizer; None: the tokens are bytes
-    tensors: dict[str, StoredTensor]  # tensors by our names
+    tensors: Mapping[str, StoredTensor | TernaryTensor | PackedTensor]  # tensors by our names
     stop: int | None  # the token that ends a text; None: the folder names no such token
 
     def write_parameters(self, spec: JobSpec, file: BinaryIO) -> BlobHasher:
@@ -108,9 +111,15 @@ def open_huggingface_model(folder: Path, as_bytes: bool = False) -> HuggingFaceM
     if model.vocabulary > VOCABULARY_MAX:
         larger = f"vocab_size {model.vocabulary} is more than {VOCABULARY_MAX}, the limit of 16-bit token ids"
         raise UserError(f"{folder / CONFIG}: {larger}; use a model with a smaller vocabulary, such as SmolLM with 49152")
-    _check_sums(folder, [folder / CONFIG, folder / GENERATION, folder / TOKENIZER, *checkpoint.tensor_file_paths(folder)])
+    is_packed = (folder / packed.PACKED).is_file()
+    of_tensors = [folder / packed.PACKED] if is_packed else checkpoint.tensor_file_paths(folder)
+    _check_sums(folder, [folder / CONFIG, folder / GENERATION, folder / TOKENIZER, *of_tensors])
     stop = _stop(folder, config, model.vocabulary)
-    return HuggingFaceModel(folder, model, _tokenizer(folder, model.vocabulary, as_bytes, stop), _tensors(folder, model), stop)
+    tokenizer = _tokenizer(folder, model.vocabulary, as_bytes, stop)
+    if is_packed:
+        names = llama_tensor_names(model)
+        return HuggingFaceModel(folder, model, tokenizer, packed.read_packed(folder / packed.PACKED, model, names), stop)
+    return HuggingFaceModel(folder, model, tokenizer, _tensors(folder, model), stop)
 
 
 def _stop(folder: Path, config: dict[str, Any], vocabulary: int) -> int | None:
@@ -124,8 +133,17 @@ def _stop(folder: Path, config: dict[str, Any], vocabulary: int) -> int | None:
     return None
 
 
-def _tensors(folder: Path, model: ModelSpec) -> dict[str, StoredTensor]:
+def _tensors(folder: Path, model: ModelSpec) -> dict[str, StoredTensor | TernaryTensor]:
     """Return the tensors of the model by our names. Raises `UserError` if one is missing or unknown."""
+    named, tensors = _stored_tensors(folder, model), model_tensors(model)
+    names = llama_tensor_names(model)
+    return {
+        name: TernaryTensor(stored, names[name]) if tensors[name].parameter.is_ternary else stored
+        for name, stored in named.items()
+    }
+
+
+def _stored_tensors(folder: Path, model: ModelSpec) -> dict[str, StoredTensor]:
     found = checkpoint.read_tensor_index(folder)
     spec = JobSpec(name="own", data=bytes(32), model=model)
     named, names = {}, llama_tensor_names(model)
@@ -198,6 +216,7 @@ def llama_config(model: ModelSpec, stop: int | None) -> dict[str, Any]:
         "use_cache": True,
         "dtype": "float32",
         "torch_dtype": "float32",
+        **({LINEAR: model.linear} if model.linear != DenseLinear.name else {}),
     }
 
 
@@ -238,6 +257,7 @@ def model_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         tied=tied,
         rope_base=rope_base,
         norm_epsilon=_number(config, "rms_norm_eps", _EPSILON),
+        linear=str(config.get(LINEAR, DenseLinear.name)),
     ).with_window(_window(config) if kind == "mistral" else None)
     problem = model.problem()
     if problem:

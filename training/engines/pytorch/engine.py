@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from protocol.sampling import SamplingOptions
+from protocol.sampling import Activations, SamplingOptions
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer
 from training.engine_implementations import layer_implementation, objective_functions
@@ -36,7 +36,7 @@ from training.job_spec import JobSpec, Precision
 from training.objectives.objective import Declaration
 from training.replay.inner_state import InnerState
 from training.replicated.tensor_layout import Float32Array, layout_of
-from training.transformer import ModelSpec
+from training.transformer import ModelSpec, TernaryLinear
 
 log = logging.getLogger("peer")
 DEFAULT_RESOURCES = EngineResources()
@@ -129,6 +129,9 @@ class TorchEngine(LocalTraining, TokenEngine):
             else subtract_device_vector(parameters, self.model.parameters)
         )
 
+    def local_steps_context(self) -> AbstractContextManager[None]:
+        return self.model.local_steps()
+
     def clipped_gradient(self) -> Float32Array:
         clip_gradients(self.model.gradients, self.spec.gradient_clip)
         return to_numpy(self.model.gradients).copy()
@@ -199,13 +202,15 @@ class TorchEngine(LocalTraining, TokenEngine):
         ends: Callable[[Sequence[int]], bool],
         on_step: OnProgress,
     ) -> Iterator[Sequence[int]]:
+        model = self.model.with_int8_activations() if how.activations is Activations.INT8 else self.model
+
         def before_pass() -> None:
             on_step()
             self.model_with(parameters)  # Another computation may have replaced the model's parameters since the last token.
 
         if not how.beams:
-            return sampling.sample_tokens(self.model, prompt, how, last, before_pass)
-        return sampling.beam_search(self.model, prompt, how, last, before_pass, ends)
+            return sampling.sample_tokens(model, prompt, how, last, before_pass)
+        return sampling.beam_search(model, prompt, how, last, before_pass, ends)
 
 
 def sequence_bytes(model: ModelSpec, recompute: bool) -> int:
@@ -224,7 +229,9 @@ def sequences_that_fit(spec: JobSpec, resources: EngineResources) -> int | None:
     if not resources.memory_mb_max:
         return None
     parts = resources.gpus if resources.parallel is ParallelMode.FSDP else 1
-    kept = KEPT + bool(spec.sam_radius)  # The second pass of SAM needs a copy of the parameters.
+    kept = KEPT
+    kept += bool(spec.sam_radius)  # The second pass of SAM needs a copy of the parameters.
+    kept += spec.model.linear == TernaryLinear.name  # A pass keeps the ternary weights for the gradient.
     left = resources.memory_mb_max * MB - kept * FLOAT_BYTES * layout_of(spec).size // parts
     return max(1, left // sequence_bytes(spec.model, resources.recompute))
 

@@ -19,8 +19,9 @@ from training.data.token_sequences import TokenArray, TokenizedText, sequence_ba
 from training.engine_implementations import EngineImplementations, ObjectiveFunctions
 from training.engines.engine import OnProgress
 from training.engines.held_out_evaluation import evaluation_windows
-from training.engines.pytorch.layers import TorchAttention, TorchExperts, TorchSwiGlu, TorchWindowAttention
+from training.engines.pytorch.layers import TorchAttention, TorchExperts, TorchLinearKind, TorchSwiGlu, TorchWindowAttention
 from training.engines.pytorch.model import GPT
+from training.engines.pytorch.ternary import MovingWeights, linear_int8, ternary_weights
 from training.job_spec import JobSpec
 
 EVALUATION_BATCH_TOKENS = 4_096  # tokens of one forward pass: the largest tensor, the logits, has 4 MB if tokens are bytes
@@ -67,7 +68,8 @@ def window_batch(tokens: TokenArray, starts: npt.NDArray[np.int64], context: int
 IMPLEMENTATIONS: Final = EngineImplementations(
     objectives={"language": ObjectiveFunctions(loss=next_token_loss, metrics=held_out_bits)},
     layers={
-        "dense": F.linear,
+        "dense": TorchLinearKind(F.linear),
+        "ternary": TorchLinearKind(F.linear, ternary_weights, MovingWeights, linear_int8),
         "attention": TorchAttention,
         "sliding-window": TorchWindowAttention,
         "swiglu": TorchSwiGlu,

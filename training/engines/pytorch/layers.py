@@ -12,7 +12,7 @@ Suffixes name the axes:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,10 +27,24 @@ ROWS = 4  # least rows of a matrix in a product: with fewer rows, libraries add 
 KEYS = 64  # keys and values of a block of the cache: over whole blocks, attention always adds in the same order
 BALANCE_WEIGHT = 0.01  # weight of the loss that keeps experts equally busy (Fedus 2021, arXiv:2101.03961, section 2.2)
 
-# The implementation of a kind of linear layer: a function of inputs (…, inputs) and weights (outputs, inputs), which returns (…,
+# The product of a kind of linear layer: a function of inputs (…, inputs) and weights (outputs, inputs), which returns (…,
 # outputs). The weights may consist of several matrices, one below the other, so the result of each row must not depend on other
 # rows.
 TorchLinear = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class TorchLinearKind:
+    """The implementation of a kind of linear layer."""
+
+    product: TorchLinear
+    # A function of parameters and of the numbers of rows of their matrices, one below the other. It returns the weights for the
+    # product. None: the parameters are the weights.
+    make_weights: Callable[[Tensor, Sequence[int]], Tensor] | None = None
+    # A function of the same arguments, with the parameters at the start of a round. It returns a function from the parameters of
+    # a later local step to the weights for the product.
+    start_round: Callable[[Tensor, Sequence[int]], Callable[[Tensor], Tensor]] | None = None
+    product_int8: TorchLinear | None = None  # product with activations of eight bits, for inference; None: the kind has none
 
 
 @dataclass(frozen=True, slots=True)
