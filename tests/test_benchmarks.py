@@ -729,6 +729,21 @@ def test_a_tolerance_lies_between_the_most_honest_error_and_the_least_false_one_
     assert [line[:4] for line in replay.verdicts(rows, {**found, "differing": ["stream"]})] == ["MISS", "MISS"]
 
 
+def test_options_of_models_have_tighter_bounds_and_the_textbooks_experts_must_miss_the_tolerance() -> None:
+    def lines(job: str, honest: float, lie: float) -> list[str]:
+        rows = [
+            replay.Row(job, kind, "fp32 on cpu", "", 0, error, 0.0, 0.0)
+            for kind, error in ((replay.HONEST, honest), (replay.LIE, lie))
+        ]
+        return [line[:4] for line in replay.option_verdicts(rows)]
+
+    for job in replay.OPTIONS:
+        assert lines(job, 1e-5, 6e-3) == ["held"] and lines(job, 2e-4, 6e-3) == lines(job, 1e-5, 4e-3) == ["MISS"]
+    assert lines(replay.TEXTBOOK, 2e-3, 0.9) == ["held"] and lines(replay.TEXTBOOK, 1e-5, 0.9) == ["MISS"]
+    control = replay.Row(replay.TEXTBOOK, replay.HONEST, "fp32 on cpu", "", 0, 0.5, 0.0)
+    assert replay.gaps([control]) == {}, "a control says nothing about tolerances"
+
+
 def test_options_have_narrower_bounds_than_the_tolerance_of_a_job() -> None:
     def rows(honest: float, lie: float) -> list[replay.Row]:
         kinds = {replay.HONEST: honest, replay.LIE: lie}

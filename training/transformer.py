@@ -444,8 +444,8 @@ def layer_names() -> tuple[str, ...]:
 
 def complete_model_fields(said: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a model that a person set, with the kinds of layers that read them, unless these were set, too."""
-    chosen = {kind.place.value: kind.name for kind in LAYERS if any(field in said for field in kind.own_fields)}
-    return chosen | dict(said)
+    changed = {name for name, value in said.items() if value != _defaults()[name]}
+    return {kind.place.value: kind.name for kind in LAYERS if not changed.isdisjoint(kind.own_fields)} | dict(said)
 
 
 @lru_cache(maxsize=1)

@@ -37,7 +37,7 @@ WINDOW = ModelSpec(attention="sliding-window", window=32)
         ({"experts": 65}, r"experts must be in 2\.\.64, not 65: a single network is feed_forward 'swiglu'"),
         ({"experts": 8, "linear": "ternary"}, "experts 8 need linear 'dense', not 'ternary': "),
         ({"experts": 1}, r"experts must be in 2\.\.64, not 1: "),
-        ({"experts": 0}, r"experts must be in 2\.\.64, not 0: "),
+        ({"feed_forward": "experts"}, r"experts must be in 2\.\.64, not 0: "),
         ({"experts": -1}, r"experts must be in 2\.\.64, not -1: "),
         ({"experts": 4, "experts_per_token": 5}, r"experts_per_token must be in 1\.\.4, the experts, not 5"),
         ({"experts": 4, "experts_per_token": 0}, r"experts_per_token must be in 1\.\.4, the experts, not 0"),
@@ -66,6 +66,9 @@ def test_who_sets_experts_or_a_window_gets_the_layer_that_reads_it() -> None:
     assert found == {"model": EXPERTS} and replace(JOB, **found).validated()
     assert parse_overrides({"model.window": "32"}) == {"model": WINDOW}
     assert parse_overrides({"model.width": "32"}) == {"model": ModelSpec(width=32)}
+    assert parse_overrides({"model.experts": "0", "model.experts_per_token": "2", "model.window": "none"}) == {
+        "model": ModelSpec()
+    }
 
 
 @pytest.mark.parametrize("model", [EXPERTS, WINDOW, replace(EXPERTS, attention="sliding-window", window=7)])

@@ -233,7 +233,7 @@ def parse_overrides(texts: dict[str, str], others: Iterable[str] = ()) -> dict[s
 def parse_field(kind: Any, name: str, text: str) -> Any:
     """Return the typed value of a field from the text that a person typed. Raises `UserError`."""
     if type(None) in get_args(kind):
-        if text == "none":
+        if text.lower() == "none":
             return None
         kind = get_args(kind)[0]
     if kind is bool:
