@@ -15,7 +15,7 @@ from training.engine_implementations import layer_implementation
 from training.engines.gradient_engine import GradientEngine, pad_examples
 from training.engines.local_training import Examples
 from training.engines.rotary_positions import rotary_tables
-from training.engines.tinygrad.layers import BlockContext, TinyBlock, normalise
+from training.engines.tinygrad.layers import LayerContext, TinyBlock, normalise
 from training.job_spec import JobSpec
 from training.replicated.tensor_layout import Float32Array, layout_of
 from training.transformer import EMBEDDING, FINAL_NORM, OUTPUT_MATRIX
@@ -32,7 +32,7 @@ class TinygradEngine(GradientEngine):
         super().__init__(spec, tokens, tokenizer, first)
         model = spec.model
         tables = (realised(table) for table in rotary_tables(model))
-        self._context = BlockContext(model, layer_implementation(NAME, model.linear), *tables)
+        self._context = LayerContext(model, layer_implementation(NAME, model.linear), *tables)
         self._blocks: list[TinyBlock] = [layer_implementation(NAME, name) for name in (model.attention, model.feed_forward)]
         self._layout = layout_of(spec)
         self._gradients: Callable[..., tuple[Tensor, list[Tensor]]] | None = None

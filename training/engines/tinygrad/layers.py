@@ -18,7 +18,7 @@ TinyLinear = Callable[[Tensor, Tensor], Tensor]  # a function of inputs (…, in
 
 
 @dataclass(frozen=True, slots=True)
-class BlockContext:
+class LayerContext:
     """What the blocks of all layers share."""
 
     spec: ModelSpec
@@ -29,7 +29,7 @@ class BlockContext:
 
 # The implementation of a kind of block: a function of the context, the residual stream, and the layer's tensors by name. It
 # returns the residual stream after the block.
-TinyBlock = Callable[[BlockContext, Tensor, Mapping[str, Tensor]], Tensor]
+TinyBlock = Callable[[LayerContext, Tensor, Mapping[str, Tensor]], Tensor]
 
 
 def dense(x: Tensor, weight: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def normalise(x_BTC: Tensor, weight_C: Tensor, epsilon: float) -> Tensor:
     return x_BTC * (x_BTC.square().mean(axis=-1, keepdim=True) + epsilon).rsqrt() * weight_C
 
 
-def attention(context: BlockContext, x_BTC: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+def attention(context: LayerContext, x_BTC: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
     spec, linear = context.spec, context.linear
     batch, length, width = x_BTC.shape
     features, shared = width // spec.heads, spec.heads // spec.kv_heads
@@ -62,7 +62,7 @@ def attention(context: BlockContext, x_BTC: Tensor, weights: Mapping[str, Tensor
     return x_BTC + linear(out_BGRTD.permute(0, 3, 1, 2, 4).reshape(batch, length, width), weights["output.weight"])
 
 
-def swiglu(context: BlockContext, x_BTC: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+def swiglu(context: LayerContext, x_BTC: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
     normal_BTC = normalise(x_BTC, weights["mlp_norm.weight"], context.spec.norm_epsilon)
     gate_BTF, up_BTF = (context.linear(normal_BTC, weights[f"{name}.weight"]) for name in ("gate", "up"))
     return x_BTC + context.linear(gate_BTF.silu() * up_BTF, weights["down.weight"])
