@@ -112,7 +112,7 @@ def add_arguments(demo: argparse.ArgumentParser) -> None:
     about = "Mix one and two threads of torch, and disable vector instructions of numpy at one peer"
     demo.add_argument("--mixed", action="store_true", help=about)
     about = "Engines of the honest trainers, such as torch,torch,tinygrad; other trainers use the last one (default torch)"
-    demo.add_argument("--engines", type=parse_engines, default=(), metavar="LIST", help=about)
+    demo.add_argument("--engines", type=parse_engines, metavar="LIST", help=about)
     demo.add_argument("--keep", action="store_true", help="Keep the network running until Ctrl-C")
     about = "Print shell commands for the same network without a dishonest peer, and run nothing"
     demo.add_argument("--commands", action="store_true", help=about)
@@ -164,14 +164,15 @@ def run_demo(options: argparse.Namespace) -> Any:
     fewest = options.peers - tolerated
     if options.trainers and not fewest <= options.trainers <= options.peers:
         raise UserError(f"--trainers {options.trainers}: {options.peers} peers need {fewest} to {options.peers} trainers")
-    if len(options.engines) + options.malicious > options.peers:
+    named = options.engines or ()
+    if len(named) + options.malicious > options.peers:
         raise UserError(
-            f"--engines names {len(options.engines)} honest trainers, but only {options.peers - options.malicious} of "
+            f"--engines names {len(named)} honest trainers, but only {options.peers - options.malicious} of "
             f"{options.peers} peers are honest: leave some out or set --peers"
         )
-    if not options.engines:
+    if not named:
         require_engine("pytorch", "the demo trains", "label tasks with --annotate")
-    for engine in options.engines:
+    for engine in named:
         require_engine(engine, f"the demo trains with the engine {engine}", "leave it out of --engines")
     from demo import network_demo
 

@@ -125,7 +125,7 @@ def assign_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
     # serves annotators.
     count, liars, rlhf = options.peers, options.malicious, getattr(options, "rlhf", None)  # callers may lack this flag
     faults = (count - 1) // 3
-    engines = getattr(options, "engines", ())  # callers may lack this flag and the next one
+    engines = getattr(options, "engines", None) or ()  # callers may lack this flag and the next one
     asked = max(getattr(options, "trainers", None) or 0, len(engines) + liars if engines else 0)
     trainers = max(count - faults, min(count, liars + 1), 2 * faults + 2 if options.attack == "false-challenge" else 0, asked)
     peers = []

@@ -740,7 +740,7 @@ def test_options_of_models_have_tighter_bounds_and_the_textbooks_experts_must_mi
     for job in replay.OPTIONS:
         assert lines(job, 1e-5, 6e-3) == ["held"] and lines(job, 2e-4, 6e-3) == lines(job, 1e-5, 4e-3) == ["MISS"]
     assert lines(replay.TEXTBOOK, 2e-3, 0.9) == ["held"] and lines(replay.TEXTBOOK, 1e-5, 0.9) == ["MISS"]
-    control = replay.Row(replay.TEXTBOOK, replay.HONEST, "fp32 on cpu", "", 0, 0.5, 0.0)
+    control = replay.Row(replay.TEXTBOOK, replay.HONEST, "fp32 on cpu", "", 0, 0.5, 0.0, 0.0)
     assert replay.gaps([control]) == {}, "a control says nothing about tolerances"
 
 
