@@ -49,8 +49,8 @@ FEATURES, HIDDEN = 64, 128  # of each number's embedding, and of the hidden laye
 RIGHT_MIN = 0.95
 STEPS = 5_000
 EVALUATED_STEPS = 10  # steps between two counts of right answers
-# The decays of the moments and the weight decay 1 are those of Power et al. 2022 (arXiv:2201.02177). The rate is the best of 1e-3,
-# 3e-3 and 1e-2 for `plain` and `grokfast`, with weight decay 1 and another seed.
+# The decays of the moments and the weight decay 1 are those of Power et al. 2022 (arXiv:2201.02177). The rate is the best
+# of 1e-3, 3e-3 and 1e-2 for `plain` and `grokfast`, with this weight decay and another seed.
 ADDITION = JobSpec(
     name="addition",
     data=bytes(32),
