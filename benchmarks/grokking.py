@@ -1,8 +1,9 @@
-"""What SAM and Grokfast bring, at equal weight decay: `python -m benchmarks.grokking --json FILE`.
+"""Effects of SAM and Grokfast at equal weight decay: `python -m benchmarks.grokking --json FILE`.
 
 The first part is the task of papers about grokking: a + b modulo 97, with half of all pairs as examples. A model soon knows its
 examples, and much later also the other pairs. A row gives the steps until 95 % of the held-out pairs are right, or that this
-did not happen within the limit. Each step has all examples. A small perceptron gives gradients, with the clipping, the second
+did not happen within the limit. Rows are compared at equal weight decay: with the smaller one, the other pairs come far later.
+Each step has all examples. A small perceptron gives gradients, with the clipping, the second
 pass and the exact outer AdamW of a job that sends gradients; nothing but the option differs between rows of a seed.
 
 The second part is the default job on text, with four honest trainers in one process: held-out bits per byte after its last round.
@@ -13,6 +14,7 @@ No row has a bound: the figures are published as they are.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import sys
@@ -47,8 +49,8 @@ FEATURES, HIDDEN = 64, 128  # of each number's embedding, and of the hidden laye
 RIGHT_MIN = 0.95
 STEPS = 5_000
 EVALUATED_STEPS = 10  # steps between two counts of right answers
-# Weight decay and decays of the moments as in Power et al. 2022 (arXiv:2201.02177). Of the rates 1e-3, 3e-3 and 1e-2, the last is
-# the best of `plain` and of `grokfast`, with another seed.
+# The decays of the moments and the weight decay 1 are those of Power et al. 2022 (arXiv:2201.02177). The rate is the best
+# of 1e-3, 3e-3 and 1e-2 for `plain` and `grokfast`, with this weight decay and another seed.
 ADDITION = JobSpec(
     name="addition",
     data=bytes(32),
@@ -59,8 +61,8 @@ ADDITION = JobSpec(
     decay_rounds=0,
     beta1=0.9,
     beta2=0.98,
-    weight_decay=1.0,
 )
+WEIGHT_DECAYS = (1.0, 0.1)
 RADIUS = 0.05  # of SAM, as in its paper
 # Options of a row. Grokfast's are those of its paper for this task (arXiv:2405.20233, figure 4).
 ADDITION_ARMS: Mapping[str, Mapping[str, float]] = {
@@ -84,6 +86,7 @@ class Row:
     task: str
     arm: str
     seed: int
+    weight_decay: float
     steps: int  # number of taken steps; on text, of one trainer
     passes: int  # number of passes over a batch
     learned: int | None = None  # steps until the examples are known
@@ -127,9 +130,9 @@ def share_right(views: Sequence[Tensor], pairs_N2: Tensor) -> float:
         return float((logits(views, pairs_N2).argmax(1) == pairs_N2.sum(1) % MODULUS).float().mean())
 
 
-def addition(arm: str, seed: int, limit: int) -> Row:
+def addition(arm: str, seed: int, weight_decay: float, limit: int) -> Row:
     """Train until 95 % of the held-out pairs are right."""
-    spec, started = replace(ADDITION, **ADDITION_ARMS[arm]), time.perf_counter()  # type: ignore[arg-type]
+    started, spec = time.perf_counter(), replace(ADDITION, weight_decay=weight_decay, **ADDITION_ARMS[arm])  # type: ignore[arg-type]
     examples, held_out = pairs(seed)
     vectors = [first_parameters(seed), *(np.zeros(LAYOUT.size, dtype=np.float32) for _ in spec.outer_slots)]
     parameters, gradients = torch.from_numpy(vectors[0]), torch.zeros(LAYOUT.size)
@@ -143,7 +146,7 @@ def addition(arm: str, seed: int, limit: int) -> Row:
         gradients.zero_()
         F.cross_entropy(logits(views, examples), examples.sum(1) % MODULUS).backward()
 
-    row, powers = Row(ADDITION_TASK, arm, seed, 0, 0), outer_optimizer.initial_beta_powers(spec)
+    row, powers = Row(ADDITION_TASK, arm, seed, weight_decay, 0, 0), outer_optimizer.initial_beta_powers(spec)
     for step in range(limit):
         with no_subnormal_numbers():
             accumulate()
@@ -170,33 +173,47 @@ def addition(arm: str, seed: int, limit: int) -> Row:
 # Text ------------------------------------------------------------------------------------------------------------------
 
 
-def on_text(arm: str, seed: int, rounds: int) -> Row:
+def on_text(arm: str, seed: int, weight_decay: float, rounds: int) -> Row:
     """Train the default job with the options of a row. `local_steps` of a row is a factor."""
     usual, options = complete_fields(PRESETS["local"] | {"rounds": rounds}), dict(TEXT_ARMS[arm])
     usual["local_steps"] = int(usual["local_steps"] * options.pop("local_steps", 1))
-    spec = JobSpec(name="text", data=bytes(32), seed=seed, **usual, **options)  # type: ignore[arg-type]
+    spec = JobSpec(name="text", data=bytes(32), seed=seed, weight_decay=weight_decay, **usual, **options)  # type: ignore[arg-type]
     spec, started = replace(spec, compression_warmup_rounds=spec.usual_compression_warmup_rounds), time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="folkmoot-grokking-") as folder:
         trained = Rounds(spec, engine_of(spec, text_file(None, Path(folder))))
         trained.run([trainer_key(number) for number in range(TRAINERS)])
         bits = trained.held_out() / math.log(2)
     steps = spec.rounds * spec.local_steps
+    passes = steps * (2 if spec.sam_radius else 1)
     seconds = time.perf_counter() - started
-    return Row(TEXT_TASK, arm, seed, steps, steps * (2 if spec.sam_radius else 1), bits=bits, seconds=seconds)
+    return Row(TEXT_TASK, arm, seed, weight_decay, steps, passes, bits=bits, seconds=seconds)
 
 
-def measured(limit: int, rounds: int, run: tuple[str, str, int]) -> Row:
-    task, arm, seed = run
-    return addition(arm, seed, limit) if task == ADDITION_TASK else on_text(arm, seed, rounds)
+Run = tuple[str, str, int, float]  # task, row, seed and weight decay
+
+
+def measured(limit: int, rounds: int, run: Run) -> Row:
+    task, arm, seed, weight_decay = run
+    part, most = (addition, limit) if task == ADDITION_TASK else (on_text, rounds)
+    return part(arm, seed, weight_decay, most)
+
+
+def planned(tasks: Sequence[str], seeds: Sequence[int]) -> Iterator[Run]:
+    if ADDITION_TASK in tasks:
+        for decay, seed in itertools.product(WEIGHT_DECAYS, seeds):
+            yield from ((ADDITION_TASK, arm, seed, decay) for arm in ADDITION_ARMS)
+    if TEXT_TASK in tasks:
+        yield from ((TEXT_TASK, arm, seed, JobSpec(name="usual").weight_decay) for seed in seeds for arm in TEXT_ARMS)
 
 
 # Report ----------------------------------------------------------------------------------------------------------------
 
 
 def show(rows: Sequence[Row]) -> None:
+    common = ("row", "weight decay", "seed")
     shown = (
-        (ADDITION_TASK, ("row", "seed", "steps until examples are known", "steps until held-out pairs are known", "passes")),
-        (TEXT_TASK, ("row", "seed", "steps", "passes", "held-out bits per byte")),
+        (ADDITION_TASK, (*common, "steps until examples are known", "steps until held-out pairs are known", "passes")),
+        (TEXT_TASK, (*common, "steps", "passes", "held-out bits per byte")),
     )
     for task, headings in shown:
         if not any(row.task == task for row in rows):
@@ -206,9 +223,9 @@ def show(rows: Sequence[Row]) -> None:
             table.add_column(heading, justify="right")
         for row in rows:
             if row.task == task:
-                table.add_row(row.arm, str(row.seed), *cells(row))
+                table.add_row(row.arm, f"{row.weight_decay:g}", str(row.seed), *cells(row))
         for arm, bits in means([row for row in rows if row.task == task]):
-            table.add_row(arm, "mean", "", "", f"{bits:.3f}")
+            table.add_row(arm, "", "mean", "", "", f"{bits:.3f}")
         Console(width=130).print(table)
 
 
@@ -238,15 +255,15 @@ def main() -> int:
     parser.add_argument("--jobs", type=COUNT, default=JOBS, metavar="N", help=f"number of parallel processes, here {JOBS}")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    started, arms = time.time(), {ADDITION_TASK: ADDITION_ARMS, TEXT_TASK: TEXT_ARMS}
-    runs = [(task, arm, seed) for task in options.only for seed in options.seeds for arm in arms[task]]
+    started, runs = time.time(), list(planned(options.only, options.seeds))
     about = {"modulus": MODULUS, "limit": options.limit, "rounds": options.rounds, "trainers": TRAINERS, "seeds": options.seeds}
     found: dict[int, Row] = {}
     for number, row in side_by_side(partial(measured, options.limit, options.rounds), runs, options.jobs):
         found[number] = row
         rows = [found[number] for number in sorted(found)]
-        write(options.json, started, {**about, "weight_decay": ADDITION.weight_decay, "rows": [asdict(row) for row in rows]})
-        print(f"{row.task}, {row.arm}, seed {row.seed}: {', '.join(cells(row))}", file=sys.stderr, flush=True)
+        write(options.json, started, {**about, "rows": [asdict(row) for row in rows]})
+        place = f"{row.task}, {row.arm}, weight decay {row.weight_decay:g}, seed {row.seed}"
+        print(f"{place}: {', '.join(cells(row))}", file=sys.stderr, flush=True)
     show(rows)
     return 0
 
