@@ -366,8 +366,10 @@ def test_an_idle_step_has_the_least_priority_and_ends_with_its_processes_where_a
         if not os.geteuid():
             with ThreadPoolExecutor(1) as thread:
                 thread.submit(steps.wait, "simulator")
-                wait_for(lambda: priorities(pid) <= {run.USUAL_PRIORITY})
-                steps.stop()
+                try:
+                    wait_for(lambda: priorities(pid) <= {run.USUAL_PRIORITY})
+                finally:
+                    steps.stop()  # the thread waits for the step
     finally:
         steps.stop()
     wait_for_ends([pid])
