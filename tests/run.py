@@ -39,7 +39,7 @@ CORES = os.cpu_count() or 1
 PROCESSES = CORES + 1
 # For steps of many processes: each would compile all modules again, and the next step pytest's test files.
 KEEP_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
-LEAST_PRIORITY = 19  # of Unix
+USUAL_PRIORITY, LEAST_PRIORITY = 0, 19  # of Unix
 SECOND_TRIES_MAX = 5  # if more tests time out, the machine or the change is at fault
 
 
@@ -141,7 +141,7 @@ class IdleSteps:
     def __init__(self, names: Sequence[str], folder: Path) -> None:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_stopped = False
+        self._is_stopped, self._awaited = False, ""
         self._thread = ThreadPoolExecutor(1)
         self._results: dict[str, Future[int]] = {name: self._thread.submit(self._run, name) for name in names}
 
@@ -160,11 +160,14 @@ class IdleSteps:
             )
         if self._is_stopped:  # between two steps
             self._process.kill()
-        yield_processors(self._process.pid)
+        set_priority(self._process.pid, USUAL_PRIORITY if name == self._awaited else LEAST_PRIORITY)
         return self._process.wait()
 
     def wait(self, name: str) -> int:
-        """Wait for the end of this step, print its output and return its status."""
+        """Wait for the end of this step, now with the usual priority. Print its output and return its status."""
+        self._awaited = name
+        if (process := self._process) is not None and process.poll() is None:
+            set_priority(process.pid, USUAL_PRIORITY)
         status = self._results[name].result()
         print((self._folder / name).read_text(), end="", flush=True)
         return status
@@ -180,13 +183,13 @@ class IdleSteps:
         self._thread.shutdown()
 
 
-def yield_processors(pid: int) -> None:
-    """Give the least priority to the process `pid`, the leader of its session, and to its later children."""
-    with suppress(ProcessLookupError):  # it has ended already
-        os.setpriority(os.PRIO_PROCESS, pid, LEAST_PRIORITY)
+def set_priority(pid: int, priority: int) -> None:
+    """Set the priority of the session that `pid` leads. Only the superuser can raise one again."""
+    with suppress(ProcessLookupError, PermissionError):  # it may have ended already
+        os.setpriority(os.PRIO_PGRP, pid, priority)
     # Linux shares the processors among sessions first, and a process's own priority only counts within its session.
-    with suppress(FileNotFoundError, ProcessLookupError):
-        Path(f"/proc/{pid}/autogroup").write_text(str(LEAST_PRIORITY))
+    with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+        Path(f"/proc/{pid}/autogroup").write_text(str(priority))
 
 
 @contextmanager
