@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from protocol.codec import added_field
 from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
 from tests.training.engines.conformance import JOB, SPEC, TRAINER, spec_of, tokens_of
@@ -115,6 +116,19 @@ def test_a_job_that_the_engine_cannot_compute_is_refused_in_one_line(changes: di
     with pytest.raises(UserError) as refused:
         fake(replace(SPEC, **changes))
     assert str(refused.value) == text
+
+
+@dataclass
+class LaterSpec:
+    name: str
+    experts: int = added_field(0)
+
+
+def test_fields_of_later_programs_are_refused_by_name() -> None:
+    gradient_engine.require_known_fields("fake", LaterSpec("plain"), ())
+    gradient_engine.require_known_fields("fake", LaterSpec("known", 8), {"experts"})
+    with pytest.raises(UserError, match="the engine 'fake' cannot compute experts 8: start this peer with engine pytorch"):
+        gradient_engine.require_known_fields("fake", LaterSpec("new", 8), ())
 
 
 @pytest.mark.parametrize(
