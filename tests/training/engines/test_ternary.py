@@ -194,7 +194,7 @@ def test_a_latent_weight_beside_an_edge_does_not_split_honest_replays(text: Path
                 engine.model.load_parameters(moved)
                 yield
 
-        engine._local_steps_of_model = errors  # type: ignore[method-assign]
+        engine.local_steps_context = errors  # type: ignore[method-assign]
         deltas.append(engine.local_steps(start, JOB, 3, TRAINER)[0])
     assert 0 < np.linalg.norm(deltas[1] - deltas[0]) < 1e-4 * np.linalg.norm(deltas[0])
 
