@@ -64,9 +64,9 @@ TOLERANCE_MAX: Final = 0.1
 # errors of at most 0.017, and false ones of at least 0.28 (decision 152).
 BF16_TOLERANCE: Final = 0.05
 BF16_BITS: Final = 4  # bits of a level with which replays in bf16 were measured: errors are relative to the width of a level
-# Least batch of jobs with sampled audits in bf16. Auditors also compare mean losses, which may differ by 0.001. Those of 8
-# sequences differ by 0.0003 between processors, and those of fewer by more.
-BF16_BATCH_MIN: Final = 8
+# Least number of tokens in a batch of jobs with sampled audits in bf16. Auditors also compare mean losses, which may differ by
+# 0.001. Those of 1,024 tokens differ by 0.0005 between processors, and those of 128 by up to 0.0013.
+BF16_TOKENS_MIN: Final = 1_024
 
 # Least audit rate, with which a job relies on volunteers alone. At smaller rates, rounding decides if any proposal can be drawn.
 AUDIT_RATE_MIN: Final = 1e-9
@@ -550,9 +550,9 @@ class JobSpec:
         if self.replay_tolerance < BF16_TOLERANCE:
             refused = f"replay_tolerance {self.replay_tolerance:g}: it would reject honest updates of other processors"
             return f"{refused}; use at least {BF16_TOLERANCE:g}"
-        if self.audit is AuditMode.SAMPLED and self.batch < BF16_BATCH_MIN:
-            differ = f"batch {self.batch}: mean losses of small batches differ between processors"
-            return f"{differ}; use at least {BF16_BATCH_MIN}"
+        if self.audit is AuditMode.SAMPLED and self.batch * self.model.context < BF16_TOKENS_MIN:
+            differ = f"batch {self.batch}: mean losses of few tokens differ between processors"
+            return f"{differ}; use at least {-(-BF16_TOKENS_MIN // self.model.context)}"
         return None
 
     def _memory_problem(self) -> str | None:

@@ -85,6 +85,9 @@ def test_small_batches_memories_and_objectives_that_were_not_measured_in_bf16_ar
     half = replace(JOB, **HALF)
     refused("batch 7: mean losses .* use at least 8", replace(half, batch=7))
     assert replace(half, batch=7, audit=AuditMode.FULL).validated()
+    short = replace(half, model=ModelSpec(context=16))
+    refused("batch 8: mean losses of few tokens .* use at least 64", short)
+    assert replace(short, batch=64).validated() and replace(short, audit=AuditMode.FULL).validated()
     refused("memory 'estimates': .* use memory 'residual'", replace(half, audit=AuditMode.FULL, memory=FeedbackMemory.ESTIMATES))
     refused("objective 'scratch': .* use objective 'language'", replace(half, objective="scratch"))
 
