@@ -37,7 +37,7 @@ from training.engines.pytorch.engine import TorchEngine, start_torch_threads
 from training.engines.pytorch.implementations import held_out_bits
 from training.engines.pytorch.model import GPT
 from training.engines.pytorch.single_process_baseline import baseline_rate
-from training.formats import packed
+from training.formats import packed_model
 from training.formats.huggingface_model import llama_tensor_names
 from training.job_spec import PRESETS, InnerOptimizerKind, JobSpec, complete_fields
 from training.replicated.tensor_layout import Float32Array, initial_parameters, layout_of
@@ -162,18 +162,18 @@ def measure_sizes(spec: JobSpec, parameters: Float32Array) -> Sizes:
     views, names, matrices = layout_of(spec).tensor_views(parameters), llama_tensor_names(spec.model), ternary_tensors(spec)
     weights = {name: ternary_weights(view) if name in matrices else view for name, view in views.items()}
     stream = io.BytesIO()
-    packed.write_packed(stream, spec.model, names, weights)
+    packed_model.write_packed(stream, spec.model, names, weights)
     with tempfile.TemporaryDirectory(prefix="folkmoot-ternary-") as folder:
-        path = Path(folder) / packed.PACKED
+        path = Path(folder) / packed_model.PACKED
         path.write_bytes(stream.getvalue())
-        found = packed.read_packed(path, spec.model, names)
+        found = packed_model.read_packed(path, spec.model, names)
         read = {name: np.concatenate(list(tensor.iter_blocks())).reshape(views[name].shape) for name, tensor in found.items()}
     exact = [
         (ternary_weights(values) if name in matrices else values).tobytes() == weights[name].tobytes()
         for name, values in read.items()
     ]
     elements = sum(views[name].size for name in matrices)
-    codes = sum(packed.codes_bytes(views[name].shape) for name in matrices)
+    codes = sum(packed_model.codes_bytes(views[name].shape) for name in matrices)
     return Sizes(
         elements, 4 * elements, codes, 4 * len(matrices), len(stream.getvalue()), len(exact) == len(views) and all(exact)
     )

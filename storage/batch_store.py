@@ -28,6 +28,7 @@ OPEN: Final = "open"
 UNFINISHED_SUFFIX: Final = ".made"  # suffix of a folder until all its links exist, and while its files are deleted
 HEIGHT_DIGITS: Final = 12  # digits of a height in a folder's name, so that names have the order of heights
 FOLDER_NAME: Final = re.compile(r"(?P<height>open|\d+)-(?P<job>[0-9a-f]{64})-(?P<round>\d+)")
+FILE_NAME: Final = re.compile("[0-9a-f]{64}")  # a digest
 
 log = logging.getLogger("peer")
 
@@ -124,7 +125,8 @@ class BatchStore:
         """Return the files of a round by digest. None: the round is deleted, or a file does not have the digest in its name."""
         folder = self._folder / kept.folder_name
         try:
-            files = {bytes.fromhex(file.name): file.read_bytes() for file in folder.iterdir()}
+            named = [file for file in folder.iterdir() if FILE_NAME.fullmatch(file.name)]  # Other programs may write others.
+            files = {bytes.fromhex(file.name): file.read_bytes() for file in named}
         except OSError as error:
             # The disk has an unreadable sector, or the round has just been deleted.
             log.warning("the data of %s cannot be read: %s", folder, error.strerror)

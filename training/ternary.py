@@ -79,9 +79,10 @@ def latent_weights(scale: np.float32, levels: Int8Array) -> Float32Array | None:
         # A matrix of zeros computes the same with every scale.
         return np.zeros(levels.shape, dtype=np.float32)
     mean = float(scale) - SCALE_MIN
-    if not 0 < mean < np.inf:
+    size = mean * levels.size / count
+    if not 0 < size <= float(np.finfo(np.float32).max):
         return None
-    factor = float(summation_factor(np.float32(mean * levels.size / count), levels.size))
+    factor = float(summation_factor(np.float32(size), levels.size))
     total = round(mean * factor * levels.size)
     least, larger = divmod(total, count)
     whole = np.where(np.cumsum(sizes, dtype=np.int64) <= larger, least + 1, least)

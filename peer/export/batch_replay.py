@@ -83,12 +83,19 @@ class BatchReplay:
                 found.false_updates.append(FalseUpdate(closed.round, peer_id(signed.signer), *_explain(verdict, spec)))
 
     def _read_brief(self, spec: JobSpec, brief: bytes) -> BriefFiles | None:
-        """Return the brief with its files, whose digests are checked. None: the export lacks one of them."""
+        """Return the brief with its files, whose digests are checked. None: the export lacks one of them.
+
+        A file that is larger than peers fetch is not read, since no peer can have kept it.
+        """
         files = dict[bytes, Path]()
-        while missing := spec.resolved_objective.round_files(spec, brief, files).keys() - files.keys():
+        while True:
+            sizes_max = spec.resolved_objective.round_files(spec, brief, files)
+            missing = sizes_max.keys() - files.keys()
+            if not missing:
+                break
             for digest in sorted(missing):
                 path = self.folder / batch_path(digest)
-                if not path.is_file():
+                if not path.is_file() or path.stat().st_size > sizes_max[digest]:
                     return None
                 self.read_blob(batch_path(digest), digest)
                 files[digest] = path.absolute()

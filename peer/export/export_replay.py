@@ -106,7 +106,8 @@ def audit_export(
         with storage_errors(Path(tempfile.gettempdir())), tempfile.TemporaryDirectory(prefix="folkmoot-audit-") as scratch:
             return _ExportReplay(folder, Path(scratch), reexecute).run(progress, seen)
     except _BadFile as found:
-        raise UserError(f"{folder / _first_wrong_file(folder, found.name)}: {found}") from None
+        wrong = folder / _first_wrong_file(folder, found.name)
+        raise UserError(f"{wrong}: {found if wrong.exists() else 'it is missing'}") from None
 
 
 def _require_readable_format(folder: Path) -> None:
@@ -142,7 +143,10 @@ def _first_wrong_file(folder: Path, found: str) -> str:
 
 
 def _digest(path: Path) -> str | None:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    if not path.is_file():
+        return None
+    with open_regular(path) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 class _ExportReplay:
@@ -356,6 +360,8 @@ class _ExportReplay:
             return read_regular(self._folder / name)
         except OSError as error:
             raise _BadFile(name, error.strerror or "cannot be read") from None
+        except MemoryError:
+            raise StorageError(f"{self._folder / name}: it does not fit into the memory of this machine") from None
 
     @contextmanager
     def _blaming(self, name: str) -> Iterator[None]:

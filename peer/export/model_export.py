@@ -17,7 +17,7 @@ from protocol.errors import UserError
 from storage.durable_files import sync_directory
 from training.api.job_notes import preparation_notes
 from training.data.tokenizer import END_OF_TEXT, BpeVocabulary, load_vocabulary, tokenizer_config, tokenizer_json
-from training.formats import checkpoint, gguf, huggingface_model, packed
+from training.formats import checkpoint, gguf, huggingface_model, packed_model
 from training.job_spec import AggregationRule, AuditMode, JobSpec
 from training.replicated.tensor_layout import layout_of
 from training.transformer import FIRST_TOKEN_VECTOR, HEAD, model_tensors
@@ -140,8 +140,8 @@ def _write_transformers(found: ExportableModel, vocabulary: BpeVocabulary, folde
     with _file(folder / "model.safetensors") as stream:
         checkpoint.write_safetensors(stream, tensors.items())
     if is_packed:
-        with _file(folder / packed.PACKED) as stream:
-            packed.write_packed(stream, found.model, names, weights)
+        with _file(folder / packed_model.PACKED) as stream:
+            packed_model.write_packed(stream, found.model, names, weights)
 
 
 def _write_gguf(found: ExportableModel, vocabulary: BpeVocabulary, folder: Path, is_half: bool) -> None:

@@ -101,6 +101,15 @@ def test_an_update_without_one_of_its_files_is_counted(tmp_path: Path, lost: byt
     assert (found.without_data, found.confirmed, found.unjudged) == (1, 0, {})
 
 
+@pytest.mark.parametrize("large", [LISTED, BODY], ids=["manifest", "body"])
+def test_a_file_that_is_larger_than_peers_fetch_is_not_read(tmp_path: Path, large: bytes) -> None:
+    export, name = Export(tmp_path), batch_path(blob_digest(large))
+    with (tmp_path / name).open("r+b") as stream:
+        stream.truncate(1 << 30)
+    found = export.judge(lambda opening, request: Verdict.ACCEPT)
+    assert found.without_data == 1 and name not in export.read
+
+
 @pytest.mark.parametrize(
     ("verdict", "reason", "meaning"),
     [

@@ -329,7 +329,7 @@ def test_an_audit_re_executes_kept_steps_and_names_false_updates(tmp_path: Path,
         with pytest.raises(UserError, match=f"{name}: its bytes do not have the digest in its name"):
             audit_with_worker(exports.keeper, lambda done, total: None)
         file.unlink()
-        with pytest.raises(UserError, match=name):
+        with pytest.raises(UserError, match=f"{name}: it is missing"):
             audit_export(exports.keeper)
         file.write_bytes(whole)
     (exports.keeper / batch_path(bytes(32))).write_bytes(b"x")

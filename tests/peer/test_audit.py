@@ -26,6 +26,7 @@ from protocol import codec
 from protocol.errors import StorageError, UserError
 from protocol.identity import peer_id
 from protocol.messages import Certificate, Commit, Decision, Vouch
+from storage.regular_files import read_regular
 from tests.consensus.certificates import certificate_of
 from tests.peer.chain import Chain, lived, unfinished
 from training.formats import checkpoint
@@ -240,6 +241,19 @@ def test_a_file_that_does_not_belong_is_named(copy: Path, name: str) -> None:
     (copy / name).parent.mkdir(exist_ok=True)
     (copy / name).write_bytes(b"x")
     assert blame(copy) == name
+
+
+def test_a_file_that_does_not_fit_into_memory_is_named(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (name,) = [path.name for path in (copy / "payloads").iterdir()][:1]
+
+    def read(path: Path) -> bytes:
+        if path.name == name:
+            raise MemoryError
+        return read_regular(path)
+
+    monkeypatch.setattr("peer.export.export_replay.read_regular", read)
+    with pytest.raises(StorageError, match=rf"payloads/{name}: it does not fit into the memory"):
+        audit_export(copy)
 
 
 def test_a_block_too_many_is_named(copy: Path, chain: Chain) -> None:

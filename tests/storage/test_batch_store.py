@@ -111,5 +111,13 @@ def test_a_damaged_or_deleted_round_is_not_read(tmp_path: Path, caplog: pytest.L
     assert store.read_round(KeptRound(2, JOB, 0)) is None
 
 
+def test_a_file_of_another_program_does_not_damage_a_round(tmp_path: Path) -> None:
+    store = BatchStore(tmp_path / "batches", 100)
+    keep(store, tmp_path, 0, 1, b"body")
+    (kept,) = store.kept_rounds()
+    (tmp_path / "batches" / kept.folder_name / ".DS_Store").write_bytes(b"of a file manager")
+    assert store.read_round(kept) == {blob_digest(b"body"): b"body"}
+
+
 def test_a_peer_that_keeps_nothing_makes_no_folder(tmp_path: Path) -> None:
     assert BatchStore(tmp_path / "batches", 0).bytes_left == 0 and not (tmp_path / "batches").exists()

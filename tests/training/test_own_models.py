@@ -143,7 +143,9 @@ def _with_header(data: bytes, change: Any) -> bytes:
     [
         ({"architectures": ["MistralForCausalLM"]}, "architectures .*Mistral.* are not supported, only LlamaForCausalLM"),
         ({"model_type": "mistral"}, "architectures .*Llama.* are not supported, only MistralForCausalLM"),
-        ({"model_type": "qwen2"}, "architectures .* are not supported, only LlamaForCausalLM and MistralForCausalLM"),
+        ({"model_type": "qwen2"}, "model_type 'qwen2' is not supported, only 'llama' and 'mistral'"),
+        ({"model_type": ["llama"]}, r"model_type \['llama'\] is not supported, only 'llama' and 'mistral'"),
+        ({"architectures": ["Qwen2"], "model_type": "qwen2"}, "only LlamaForCausalLM and MistralForCausalLM"),
         ({"model_type": "qwen2", "architectures": None}, "model_type 'qwen2' is not supported, only 'llama' and 'mistral'"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling .*linear"),
         ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn"}}, "rope_parameters .*yarn"),

@@ -90,6 +90,8 @@ def test_a_scale_that_no_matrix_has_is_refused() -> None:
     for scale in (0.0, -1.0, SCALE_MIN, np.nan, np.inf):
         assert latent_weights(np.float32(scale), levels) is None
     assert latent_weights(np.float32(1.5e-5), levels) is None, "with a mean of 5e-6 all levels are 0"
+    with np.errstate(over="raise"):
+        assert latent_weights(np.float32(1e38), np.eye(8, dtype=np.int8)) is None, "the latent weights are beyond float32"
 
 
 def test_weights_of_two_sizes_are_not_ternary() -> None:

@@ -25,9 +25,9 @@ from protocol.errors import RemoteProtocolError, UserError
 from storage.regular_files import open_regular
 from training.data.pretokenizers import parse_normalizer, parse_pre_tokenizer, splits_words
 from training.data.tokenizer import BpeTokenizer, added_token_json, byte_alphabet
-from training.formats import checkpoint, packed
+from training.formats import checkpoint, packed_model
 from training.formats.checkpoint import StoredTensor
-from training.formats.packed import PackedTensor, TernaryTensor
+from training.formats.packed_model import PackedTensor, TernaryTensor
 from training.job_spec import JobSpec
 from training.replicated.tensor_layout import float32_bytes, layout_of
 from training.transformer import (
@@ -101,9 +101,9 @@ def open_huggingface_model(folder: Path, as_bytes: bool = False) -> HuggingFaceM
     With `as_bytes` the tokens are bytes, and the tokenizer is ignored. Raises `UserError`.
     """
     config = _json(folder / CONFIG)
-    known = ARCHITECTURES.get(config.get("model_type", ""), " and ".join(ARCHITECTURES.values()))
-    if (kinds := config.get("architectures") or [known]) != [known]:
-        raise UserError(f"{folder / CONFIG}: architectures {_shown(kinds)} are not supported, only {known}")
+    known = [of for kind, of in ARCHITECTURES.items() if kind == config.get("model_type")] or [*ARCHITECTURES.values()]
+    if (kinds := config.get("architectures") or known[:1]) not in [[name] for name in known]:
+        raise UserError(f"{folder / CONFIG}: architectures {_shown(kinds)} are not supported, only {' and '.join(known)}")
     try:
         model = model_spec_from_config(config)
     except UserError as error:
@@ -111,14 +111,16 @@ def open_huggingface_model(folder: Path, as_bytes: bool = False) -> HuggingFaceM
     if model.vocabulary > VOCABULARY_MAX:
         larger = f"vocab_size {model.vocabulary} is more than {VOCABULARY_MAX}, the limit of 16-bit token ids"
         raise UserError(f"{folder / CONFIG}: {larger}; use a model with a smaller vocabulary, such as SmolLM with 49152")
-    is_packed = (folder / packed.PACKED).is_file()
-    of_tensors = [folder / packed.PACKED] if is_packed else checkpoint.tensor_file_paths(folder)
+    is_packed = (folder / packed_model.PACKED).is_file()
+    of_tensors = [folder / packed_model.PACKED] if is_packed else checkpoint.tensor_file_paths(folder)
     _check_sums(folder, [folder / CONFIG, folder / GENERATION, folder / TOKENIZER, *of_tensors])
     stop = _stop(folder, config, model.vocabulary)
     tokenizer = _tokenizer(folder, model.vocabulary, as_bytes, stop)
     if is_packed:
         names = llama_tensor_names(model)
-        return HuggingFaceModel(folder, model, tokenizer, packed.read_packed(folder / packed.PACKED, model, names), stop)
+        return HuggingFaceModel(
+            folder, model, tokenizer, packed_model.read_packed(folder / packed_model.PACKED, model, names), stop
+        )
     return HuggingFaceModel(folder, model, tokenizer, _tensors(folder, model), stop)
 
 
@@ -226,7 +228,7 @@ def model_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     Raises `UserError`, which names the first field that our models do not support.
     """
     kind = config.get("model_type")
-    if kind not in ARCHITECTURES:
+    if kind not in [*ARCHITECTURES]:  # A dictionary raises `TypeError` for a list of the file.
         raise UserError(f"model_type {kind!r} is not supported, only {' and '.join(map(repr, ARCHITECTURES))}")
     for name in _ABSENT:
         if config.get(name):

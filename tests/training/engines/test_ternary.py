@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from protocol.errors import UserError
 from protocol.sampling import Activations, SamplingOptions
-from tests.training.formats.test_packed import written
+from tests.training.formats.test_packed_model import written
 from training import ternary
 from training.corpus import open_tokens
 from training.data.tokenizer import ByteTokenizer

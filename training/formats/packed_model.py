@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -151,6 +152,9 @@ def read_packed(path: Path, model: ModelSpec, names: Mapping[str, str]) -> dict[
     with open_regular(path) as stream:
         if stream.read(len(header)) != header:
             raise UserError(f"{path}: its tensors are not those of the model that config.json describes: export the model again")
+        size, described = os.fstat(stream.fileno()).st_size, len(header) + _tensors_bytes(forms)
+    if size != described:
+        raise UserError(f"{path} is damaged: it has {size} bytes, but its header describes {described}: export the model again")
     found = dict[str, StoredTensor | PackedTensor]()
     for name, tensor in tensors.items():
         theirs, shape = names[name], tensor.parameter.shape
@@ -166,6 +170,10 @@ def read_packed(path: Path, model: ModelSpec, names: Mapping[str, str]) -> dict[
 def codes_bytes(shape: Shape) -> int:
     """Return the bytes of a matrix's codes."""
     return -(-math.prod(shape) // CODES_IN_BYTE)
+
+
+def _tensors_bytes(forms: Iterable[tuple[str, npt.DTypeLike, Shape]]) -> int:
+    return sum(np.dtype(kind).itemsize * math.prod(shape) for _, kind, shape in forms)
 
 
 def _checked_digest(path: Path) -> str:

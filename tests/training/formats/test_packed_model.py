@@ -16,7 +16,7 @@ from safetensors import numpy as safetensors
 from peer.export.model_export import write_model_files
 from peer.export.model_provenance import ExportableModel
 from protocol.errors import UserError
-from training.formats import huggingface_model, packed
+from training.formats import huggingface_model, packed_model
 from training.formats.huggingface_model import llama_tensor_names, open_huggingface_model
 from training.job_spec import JobSpec
 from training.replicated.tensor_layout import Float32Array, initial_parameters, layout_of
@@ -54,11 +54,11 @@ def read(folder: Path) -> Float32Array:
 
 def test_levels_are_packed_four_in_a_byte_and_unpacked_again() -> None:
     levels = np.array([[1, 0, -1, 1, -1]], dtype=np.int8)
-    assert packed.pack_levels(levels).tolist() == [0b01_10_00_01, 0b10]
+    assert packed_model.pack_levels(levels).tolist() == [0b01_10_00_01, 0b10]
     draw = np.random.default_rng(0)
     for size in range(1, 40):
         levels = draw.integers(-1, 2, size).astype(np.int8)
-        assert np.array_equal(packed.unpack_levels(packed.pack_levels(levels), size), levels)
+        assert np.array_equal(packed_model.unpack_levels(packed_model.pack_levels(levels), size), levels)
 
 
 @pytest.mark.parametrize("format", ["transformers", "packed"])
@@ -85,7 +85,7 @@ def test_codes_take_a_sixteenth_and_the_packed_file_stands_alone(tmp_path: Path)
     for path in (folder / "model.safetensors", folder / "SHA256SUMS"):
         path.unlink()
     assert np.array_equal(read(folder), whole)
-    found = safetensors.load_file(folder / packed.PACKED)
+    found = safetensors.load_file(folder / packed_model.PACKED)
     for name, tensor in model_tensors(MODEL).items():
         codes = found[llama_tensor_names(MODEL)[name]]
         if tensor.parameter.is_ternary:
@@ -100,13 +100,13 @@ def test_codes_take_a_sixteenth_and_the_packed_file_stands_alone(tmp_path: Path)
 def test_every_changed_byte_is_refused(tmp_path: Path) -> None:
     folder = written(tmp_path / "out")
     (folder / "SHA256SUMS").unlink()  # The file's own digest must be enough.
-    path, names = folder / packed.PACKED, llama_tensor_names(MODEL)
+    path, names = folder / packed_model.PACKED, llama_tensor_names(MODEL)
     data = path.read_bytes()
     header = 8 + int.from_bytes(data[:8], "little")
     for at in (*range(0, header, 7), *range(header, len(data), 97), len(data) - 1):
         path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         with pytest.raises(UserError, match=r"packed\.safetensors is damaged: its bytes do not have the SHA-256"):
-            packed.read_packed(path, MODEL, names)
+            packed_model.read_packed(path, MODEL, names)
     for cut in (b"", data[:5], data[:40], data[:-1], data + b"\0"):
         path.write_bytes(cut)
         with pytest.raises(UserError, match="is damaged"):
@@ -121,18 +121,27 @@ def forged(path: Path, change: Callable[[bytearray, dict[str, int]], None]) -> N
     length = int.from_bytes(data[:8], "little")
     listed = json.loads(data[8 : 8 + length])
     change(data, {name: 8 + length + of["data_offsets"][0] for name, of in listed.items() if "data_offsets" in of})
-    digest = slice(packed.DIGEST_AT, packed.DIGEST_AT + len(packed.NO_DIGEST))
-    data[digest] = packed.NO_DIGEST.encode()
+    digest = slice(packed_model.DIGEST_AT, packed_model.DIGEST_AT + len(packed_model.NO_DIGEST))
+    data[digest] = packed_model.NO_DIGEST.encode()
     data[digest] = hashlib.sha256(data).hexdigest().encode()
     path.write_bytes(data)
     (path.parent / "SHA256SUMS").unlink()
+
+
+@pytest.mark.parametrize("change", [lambda data, _: data.extend(b"more"), lambda data, _: data.__delitem__(slice(-40, None))])
+def test_a_file_of_another_size_than_its_header_describes_is_refused(
+    tmp_path: Path, change: Callable[[bytearray, dict[str, int]], None]
+) -> None:
+    forged(written(tmp_path / "out") / packed_model.PACKED, change)
+    with pytest.raises(UserError, match=r"packed\.safetensors is damaged: it has \d+ bytes, but its header describes \d+"):
+        open_huggingface_model(tmp_path / "out")
 
 
 def test_a_fourth_code_is_refused_by_its_tensor_and_element(tmp_path: Path) -> None:
     def change(data: bytearray, places: dict[str, int]) -> None:
         data[places[FIRST] + 2] |= 0b11_00
 
-    forged(written(tmp_path / "out") / packed.PACKED, change)
+    forged(written(tmp_path / "out") / packed_model.PACKED, change)
     with pytest.raises(UserError, match=rf"tensor '{FIRST}': element 9 has the code 11, which stands for no level"):
         open_huggingface_model(tmp_path / "out")
 
@@ -141,7 +150,7 @@ def test_codes_behind_the_last_element_are_refused(tmp_path: Path) -> None:
     def change(data: bytearray, places: dict[str, int]) -> None:
         data[places[FIRST] + 14 * 9 // 4] |= 0b01_00_00_00
 
-    forged(written(tmp_path / "out") / packed.PACKED, change)
+    forged(written(tmp_path / "out") / packed_model.PACKED, change)
     with pytest.raises(UserError, match="codes other than 0 follow its 126 elements"):
         open_huggingface_model(tmp_path / "out")
 
@@ -150,7 +159,7 @@ def test_a_scale_without_a_matrix_is_refused(tmp_path: Path) -> None:
     def change(data: bytearray, places: dict[str, int]) -> None:
         data[places[f"{FIRST}_scale"] : places[f"{FIRST}_scale"] + 4] = np.float32(-1).tobytes()
 
-    forged(written(tmp_path / "out") / packed.PACKED, change)
+    forged(written(tmp_path / "out") / packed_model.PACKED, change)
     with pytest.raises(UserError, match=rf"tensor '{FIRST}': no matrix with these levels has the scale -1"):
         read(tmp_path / "out")
 
