@@ -185,7 +185,8 @@ def yield_processors(pid: int) -> None:
     with suppress(ProcessLookupError):  # it has ended already
         os.setpriority(os.PRIO_PROCESS, pid, LEAST_PRIORITY)
     # Linux shares the processors among sessions first, and a process's own priority only counts within its session.
-    with suppress(FileNotFoundError, ProcessLookupError):
+    # The file may be missing or read-only, and Linux refuses a second change within a tenth of a second to others than root.
+    with suppress(OSError):
         Path(f"/proc/{pid}/autogroup").write_text(str(LEAST_PRIORITY))
 
 
@@ -249,6 +250,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def exit_on_signals() -> None:
+    """End this process by an exception at SIGTERM, and at SIGHUP of a closed terminal, so that idle steps end, too.
+
+    They have a session of their own, which gets no signals of the terminal.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
+
+
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the idle steps end, too
+    exit_on_signals()
     sys.exit(main())
