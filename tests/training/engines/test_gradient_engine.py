@@ -123,6 +123,7 @@ def test_a_job_that_the_engine_cannot_compute_is_refused_in_one_line(changes: di
         (EngineResources(compile=True), "compile"),
         (EngineResources(recompute=True), "recompute"),
         (EngineResources(parallel=ParallelMode.DDP, gpus=2), "parallel ddp"),
+        (EngineResources(memory_mb_max=500), "memory_mb_max 500"),
     ],
 )
 def test_settings_that_only_torch_supports_are_refused(resources: EngineResources, what: str) -> None:
