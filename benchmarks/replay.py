@@ -71,8 +71,8 @@ def _mean(learns: TrainableParameters) -> JobSpec:
 
 
 def _local(**model: Any) -> JobSpec:
-    fields = complete_fields(PRESETS["local"])
-    return JobSpec(name="replay", data=bytes(32), model=ModelSpec(**complete_model_fields(model)), **fields)
+    fields = complete_fields(PRESETS["local"] | {"model": ModelSpec(**complete_model_fields(model))})
+    return JobSpec(name="replay", data=bytes(32), **fields)
 
 
 HALF = complete_fields(PRESETS["per-step"] | {"precision": Precision.BF16})

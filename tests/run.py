@@ -188,7 +188,8 @@ def set_priority(pid: int, priority: int) -> None:
     with suppress(ProcessLookupError, PermissionError):  # it may have ended already
         os.setpriority(os.PRIO_PGRP, pid, priority)
     # Linux shares the processors among sessions first, and a process's own priority only counts within its session.
-    with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+    # The file may be missing or read-only, and Linux refuses a second change within a tenth of a second to others than root.
+    with suppress(OSError):
         Path(f"/proc/{pid}/autogroup").write_text(str(priority))
 
 
@@ -252,6 +253,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def exit_on_signals() -> None:
+    """End this process by an exception at SIGTERM, and at SIGHUP of a closed terminal, so that idle steps end, too.
+
+    They have a session of their own, which gets no signals of the terminal.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
+
+
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the idle steps end, too
+    exit_on_signals()
     sys.exit(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -251,6 +252,7 @@ def test_a_test_whose_patience_ended_passes_at_its_second_try(
 
 
 SURVIVED = """
+import signal
 import socket
 
 def test_survives():
@@ -374,6 +376,44 @@ def test_an_idle_step_has_the_least_priority_and_ends_with_its_processes_where_a
         steps.stop()
     wait_for_ends([pid])
     assert not (tmp_path / "mutants").exists()
+
+
+@pytest.mark.real("processes")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_idle_steps_end_with_the_run_at_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+    child = tmp_path / "child"
+    idle = {"simulator": ["-c", PARENT, str(tmp_path / "new"), str(child)]}
+    with subprocess.Popen([sys.executable, "-c", RUN, json.dumps(idle), str(tmp_path)], cwd=run.ROOT) as process:
+        try:
+            wait_for(child.exists)
+            process.send_signal(number)
+            with in_time():
+                assert process.wait(patience_seconds()) != 0
+        finally:
+            process.kill()
+    wait_for_ends([int(child.read_text())])
+
+
+RUN = """
+import json, pathlib, sys, time
+from tests import run
+
+run.IDLE, run.RUNS = json.loads(sys.argv[1]), pathlib.Path(sys.argv[2])
+run.digest_of_files = lambda: "these files"
+run.STEPS = {"real": lambda: time.sleep(600), "simulator": None}
+run.exit_on_signals()
+run.main([])
+"""
+
+
+@pytest.mark.parametrize("error", [BlockingIOError, PermissionError, FileNotFoundError])
+def test_a_session_whose_priority_cannot_be_changed_keeps_it(monkeypatch: pytest.MonkeyPatch, error: type[OSError]) -> None:
+    def refuse(*arguments: object) -> int:
+        raise error
+
+    monkeypatch.setattr(os, "setpriority", lambda *arguments: None)
+    monkeypatch.setattr(Path, "write_text", refuse)
+    run.yield_processors(os.getpid())
 
 
 PARENT = """

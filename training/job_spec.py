@@ -27,7 +27,7 @@ from protocol.messages import Name
 from protocol.name_validation import name_problem
 from training.objectives import registry
 from training.objectives.objective import Objective
-from training.transformer import BYTES, TENSORS_MAX, ModelSpec, TernaryLinear, layer_names
+from training.transformer import BYTES, TENSORS_MAX, Experts, ModelSpec, TernaryLinear, layer_names
 
 ROUNDS_MAX = 1_000_000  # most rounds of a job: at one round a minute it ends after two years
 LOCAL_STEPS_MAX = 10_000  # most local steps of a round: the round and its re-execution must end
@@ -485,6 +485,10 @@ class JobSpec:
         if self.sam_radius and (kind.on_request or not kind.needs_worker):
             none = f"has no effect in a job of the objective {self.objective!r}, which has no local steps"
             return f"sam_radius {self.sam_radius:g} {none}: leave it out"
+        if self.inner is InnerOptimizerKind.MUON and self.is_reexecuted and self.model.feed_forward == Experts.name:
+            # The gradient jumps where a router changes its choice, and Muon enlarges the jump.
+            both = f"inner 'muon' with model.feed_forward {self.model.feed_forward!r} and audit {self.audit.value!r}"
+            return f"{both}: some honest re-executions differ by 0.005 and more; use inner 'adamw', or audit 'off'"
         if self.sam_radius and self.model.linear == TernaryLinear.name:
             # The second pass would compute the levels again, and honest replays would differ where a weight is beside an edge.
             both = f"sam_radius {self.sam_radius:g} with model.linear {self.model.linear!r}"
@@ -716,8 +720,8 @@ def complete_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
       arXiv:2102.02888).
     - Estimates have levels of eight bits. Their momentum replaces AdamW's first moment.
     - `sign` and Muon have their own default rates.
-    - Muon is the default if outer optimizer, memory and inner state have their defaults. It learns more in the same time
-      (`benchmarks.value`). Muon with kept moments was not measured.
+    - Muon is the default if outer optimizer, memory and inner state have their defaults, for models without experts. It learns
+      more in the same time (`benchmarks.value`). Muon with kept moments was not measured.
     - With payloads of eight bits there is no error feedback.
     - Audits of steps in bf16 have a larger tolerance.
     - With audit 'full' the rule is the mean. Every accepted update was verified, and a robust rule would drop some of them.
@@ -725,7 +729,8 @@ def complete_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     usual, unset = PRESETS["per-step"], JobSpec(name="usual")
     # Muon is the default if these fields have their defaults: Nesterov, no estimates, and new moments in each round.
     steps = ("outer", "memory", "inner_state")
-    if all(fields.get(name, getattr(unset, name)) == getattr(unset, name) for name in steps):
+    has_experts = fields.get("model", unset.model).feed_forward == Experts.name
+    if not has_experts and all(fields.get(name, getattr(unset, name)) == getattr(unset, name) for name in steps):
         fields = {"inner": InnerOptimizerKind.MUON, **fields}
     rule = {"rule": AggregationRule.MEAN} if fields.get("audit", AuditMode.FULL) == AuditMode.FULL else {}
     rounds = min(usual["rounds"], fields.get("rounds", ROUNDS))

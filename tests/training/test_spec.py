@@ -113,6 +113,14 @@ def test_only_the_usual_layers_have_audits_in_bf16(model: dict[str, Any], why: s
     assert replace(half, audit=AuditMode.OFF).validated() and replace(half, precision=Precision.FP32).validated()
 
 
+def test_muon_is_refused_and_no_default_with_audited_experts() -> None:
+    experts = {"model": ModelSpec(feed_forward="experts", experts=4)}
+    assert "inner" not in complete_fields(experts) and complete_fields({"model": ModelSpec()})["inner"] == InnerOptimizerKind.MUON
+    muon = replace(JOB, **experts, inner=InnerOptimizerKind.MUON)
+    refused("inner 'muon' with model.feed_forward 'experts' .* use inner 'adamw', or audit 'off'", muon)
+    assert replace(muon, inner=InnerOptimizerKind.ADAMW).validated() and replace(muon, audit=AuditMode.OFF).validated()
+
+
 def test_sam_is_refused_where_its_replays_were_not_measured() -> None:
     refused("sam_radius 0.05: its gradients were not measured in bf16; use sam_radius 0", replace(JOB, **HALF, sam_radius=0.05))
     ternary = replace(JOB, model=ModelSpec(linear="ternary"))

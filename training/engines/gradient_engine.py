@@ -214,6 +214,7 @@ def require_plain_resources(engine: str, resources: EngineResources) -> None:
         ("compile", resources.compile),
         ("recompute", resources.recompute),
         (f"parallel {resources.parallel}", resources.parallel is not ParallelMode.OFF),
+        (f"memory_mb_max {resources.memory_mb_max}", resources.memory_mb_max > 0),
     ):
         if is_set:
             raise UserError(f"the engine {engine!r} does not support {name}: turn it off, or start this peer with engine pytorch")

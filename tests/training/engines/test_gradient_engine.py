@@ -137,6 +137,7 @@ def test_fields_of_later_programs_are_refused_by_name() -> None:
         (EngineResources(compile=True), "compile"),
         (EngineResources(recompute=True), "recompute"),
         (EngineResources(parallel=ParallelMode.DDP, gpus=2), "parallel ddp"),
+        (EngineResources(memory_mb_max=500), "memory_mb_max 500"),
     ],
 )
 def test_settings_that_only_torch_supports_are_refused(resources: EngineResources, what: str) -> None:
