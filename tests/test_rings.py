@@ -413,7 +413,7 @@ def test_a_session_whose_priority_cannot_be_changed_keeps_it(monkeypatch: pytest
 
     monkeypatch.setattr(os, "setpriority", lambda *arguments: None)
     monkeypatch.setattr(Path, "write_text", refuse)
-    run.yield_processors(os.getpid())
+    run.set_priority(os.getpid(), run.LEAST_PRIORITY)
 
 
 PARENT = """
