@@ -42,7 +42,7 @@ from training import random_stream, worker_protocol
 from training.corpus import DataManifest
 from training.data.text_files import read_text
 from training.data.tokenizer import load_tokenizer
-from training.formats import checkpoint, packed
+from training.formats import checkpoint, packed_model
 from training.job_spec import BITS, JobSpec
 from training.replicated import codec as payloads
 from training.replicated.tensor_layout import TensorLayout, initial_parameters, layout_from_shapes, layout_of
@@ -234,12 +234,14 @@ def _packed_models() -> Decoder:
     def decode(data: bytes) -> Any:
         path = _folder() / "changed-packed.safetensors"
         path.write_bytes(data)
-        return packed.read_packed(path, model, names)
+        return packed_model.read_packed(path, model, names)
 
     def example() -> bytes:
         tensors = model_tensors(model).items()
         stream = io.BytesIO()
-        packed.write_packed(stream, model, names, {name: np.ones(of.parameter.shape, dtype=np.float32) for name, of in tensors})
+        packed_model.write_packed(
+            stream, model, names, {name: np.ones(of.parameter.shape, dtype=np.float32) for name, of in tensors}
+        )
         return stream.getvalue()
 
     return Decoder("packed model", st.builds(functools.cache(example)), decode, refuses=(UserError,), bytes_factor=64)
