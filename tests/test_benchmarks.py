@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
@@ -343,17 +344,25 @@ def test_replicas_of_gloo_stay_equal_and_send_what_a_ring_must(text: Path) -> No
 
 @pytest.mark.real("processes")
 def test_the_kernel_counts_what_a_connection_sends() -> None:
-    traffic = Traffic(os.getpid())
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
+    # The sender is another process, since this one may have sockets of other tests.
+    connect = "import socket; sender = socket.create_connection(('127.0.0.1', int(input())))"
+    code = f"{connect}; input(); sender.sendall(bytes(100_000)); input()"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True) as sender,
+        closing(Traffic(sender.pid)) as traffic,
+    ):
+        assert sender.stdin
+        print(server.getsockname()[1], file=sender.stdin, flush=True)
         receiver, _ = server.accept()
         before = traffic.sent()
-        sender.sendall(bytes(100_000))
+        print(file=sender.stdin, flush=True)
         with receiver:
             received = 0
             while received < 100_000:
                 received += len(receiver.recv(1 << 16))
             assert traffic.sent() - before == 100_000
-    traffic.close()
+        print(file=sender.stdin, flush=True)
 
 
 def test_four_bits_are_compared_with_the_float32_of_gloo_and_no_row_of_ours_may_be_missing() -> None:

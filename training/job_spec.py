@@ -61,7 +61,7 @@ TOLERANCE_MIN: Final = 1e-3
 # Largest tolerance of a replay: an update without any work has error 1, one with half of the work less.
 TOLERANCE_MAX: Final = 0.1
 # Least and default tolerance of a replay in bf16. Replays of one gradient with other instruction sets and micro-batches have
-# errors of at most 0.017, and false ones of at least 0.28 (decision 152).
+# errors of at most 0.021 while a model learns, and false ones of at least 0.28 (decision 152).
 BF16_TOLERANCE: Final = 0.05
 BF16_BITS: Final = 4  # bits of a level with which replays in bf16 were measured: errors are relative to the width of a level
 # Least number of tokens in a batch of jobs with sampled audits in bf16. Auditors also compare mean losses, which may differ by

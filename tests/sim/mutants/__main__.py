@@ -44,6 +44,8 @@ RARE = (
     "votes-by-looks",
     "commitment-replaced",
     "annotation-unsigned",
+    "number-used-again",
+    "anchor-after-the-lie",
 )
 HUNTS_OF_A_PROCESS = 10  # of quick bugs: the start of a process takes as long as three of them
 
