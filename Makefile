@@ -96,7 +96,8 @@ foreign: $(FOREIGN:%=%/.complete)
 # The compiler of tinygrad comes from the system's packages. Tests of an engine that is missing are skipped with its remedy.
 engines: setup
 	$(BIN)/python -m pip install --constraint constraints.txt --no-build-isolation --editable '.[tinygrad,jax]'
-	@if compgen -c clang | grep -Eqx 'clang(-[0-9]+)?'; then echo "clang is installed"; \
+	@if $(BIN)/python -c "import sys; from training.engines.tinygrad.compiler import find_compiler; sys.exit(not find_compiler())"; then \
+	  echo "clang is installed"; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then apt-get install --yes --no-install-recommends clang; \
 	else echo "tinygrad needs clang: install it, on Debian with apt install clang, or name one in the variable CC" >&2; fi
 

@@ -8,6 +8,7 @@ those of `benchmarks.replay`. Seconds are processor time of one thread.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 import tempfile
@@ -24,9 +25,11 @@ from benchmarks.provenance import write
 from benchmarks.simulated import JOB, Rounds, engine_of, text_file, trainer_key
 from peer import features
 from scenarios.trials import COUNT, Parser
+from training.formats import packed_model
 from training.job_spec import JobSpec
 from training.rate_sweep import best_value
 from training.replicated.tensor_layout import initial_parameters
+from training.transformer import model_tensors
 
 RATES = (0.25, 0.5, 1.0, 2.0)  # factors of the job's own rate
 STEPS = 150
@@ -39,6 +42,13 @@ def float_bytes(spec: JobSpec) -> int:
     return 4 * spec.model.parameters
 
 
+def packed_bytes(spec: JobSpec) -> int:
+    """Return the bytes of the tensors in a packed file, with a scale for each ternary matrix."""
+    parameters = [tensor.parameter for tensor in model_tensors(spec.model).values()]
+    codes = (packed_model.codes_bytes(parameter.shape) + 4 for parameter in parameters if parameter.is_ternary)
+    return sum(codes) + sum(4 * math.prod(parameter.shape) for parameter in parameters if not parameter.is_ternary)
+
+
 @dataclass(frozen=True)
 class Option:
     job: str  # name of the job in `benchmarks.replay.JOBS`
@@ -47,8 +57,12 @@ class Option:
 
 OPTIONS = {
     "dense": Option("local"),
-    "experts": Option("experts"),
     "window": Option("window"),
+    "sam": Option("sam"),
+    "grokfast": Option("grokfast"),
+    "dense-adamw": Option("adamw"),
+    "experts": Option("experts"),  # with AdamW
+    "ternary": Option("ternary", packed_bytes),
 }
 
 

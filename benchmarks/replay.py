@@ -6,6 +6,9 @@ Jobs `sam` have SAM, and their liars also spare its second pass or take it elsew
 All errors are relative L2 distances of Δ over the round, as in an audit. A tolerance must lie between the largest honest error
 and the smallest false one; both are printed for every precision.
 
+The job `engines` is small, since a step of tinygrad takes many times that of torch; the other engines replay it, too. They must
+be installed: `make engines`.
+
 The responses of a PPO job are sampled once and committed to, and replays derive the rest from them. `ppo-jumps` is textbook PPO,
 whose gradients jump where ratio or value reach the edge of their clip; it only runs if `--jobs` names it.
 The jobs `per-step-bf16…` compute single gradients in bfloat16: of a new model, with a batch of 64, and of a model that was
@@ -40,6 +43,7 @@ from benchmarks import dispatch
 from benchmarks.dispatch import Environment
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
+from features.lazy_import import import_object
 from ledger.audits.loss_commitments import LOSS_DIFFERENCE_MAX, MILLIONTHS
 from peer import features
 from protocol import codec
@@ -49,6 +53,9 @@ from rlhf.objectives.job_presets import PPO_JOB, REWARD_JOB
 from rlhf.objectives.ppo import PpoSettings, RolloutDeclaration
 from rlhf.objectives.supervised_objectives import MEAN_REWARD, REWARD_NAMES, MeanRewardSettings, TrainableParameters
 from training.data.default_text import default_text
+from training.data.token_sequences import TokenizedText
+from training.data.tokenizer import Tokenizer, load_tokenizer
+from training.engine_resources import EngineResources
 from training.job_spec import BF16_TOLERANCE, PRESETS, InnerOptimizerKind, JobSpec, Precision, complete_fields
 from training.objectives.objective import Declaration
 from training.replay.inner_state import l2_distance, relative_error
@@ -75,7 +82,9 @@ def _local(**model: Any) -> JobSpec:
     return JobSpec(name="replay", data=bytes(32), **fields)
 
 
+ADAMW = JobSpec(name="replay", data=bytes(32), **complete_fields(PRESETS["local"] | {"inner": InnerOptimizerKind.ADAMW}))
 HALF = complete_fields(PRESETS["per-step"] | {"precision": Precision.BF16})
+GROKFAST = 0.5  # factor of the slow gradient, the better of two in `benchmarks.grokking`
 SAM_RADIUS = 0.05  # the usual radius of SAM (Foret et al. 2021)
 JOB, TRAINER, OTHER = bytes(range(32)), b"\x01" * 32, b"\x02" * 32
 TEXTBOOK = "experts-textbook"  # name of a job whose engine weighs experts as the textbook does
@@ -84,7 +93,8 @@ TERNARY_INT8 = "ternary-int8"  # name of a job whose engine also rounds activati
 TIES = replace(_local(experts=16, layers=6, width=32, hidden=32), batch=32)
 JOBS = {
     "local": JobSpec(name="replay", data=bytes(32), **complete_fields(PRESETS["local"])),
-    "adamw": JobSpec(name="replay", data=bytes(32), **complete_fields(PRESETS["local"] | {"inner": InnerOptimizerKind.ADAMW})),
+    "adamw": ADAMW,
+    "engines": replace(ADAMW, batch=4),
     "experts": _local(experts=8),
     "window": _local(window=32),
     "experts-ties": TIES,
@@ -93,7 +103,9 @@ JOBS = {
     "per-step-bf16": JobSpec(name="replay", data=bytes(32), **HALF),
     "per-step-bf16-64": JobSpec(name="replay", data=bytes(32), batch=64, **HALF),
     "sam": JobSpec(name="replay", data=bytes(32), sam_radius=SAM_RADIUS, **complete_fields(PRESETS["local"])),
+    "sam-experts": replace(_local(experts=8), sam_radius=SAM_RADIUS),
     "sam-per-step": JobSpec(name="replay", data=bytes(32), sam_radius=SAM_RADIUS, **PRESETS["per-step"]),
+    "grokfast": replace(_local(), grokfast=GROKFAST),  # its replays are those of `local`: the filter works on aggregates
     "per-step-bf16-late": JobSpec(name="replay", data=bytes(32), **HALF),
     "reward": JobSpec(name="replay", objective="reward", data=bytes(32), **complete_fields(REWARD_JOB)),
     "reward-mean": _mean(TrainableParameters.WORDS),
@@ -103,7 +115,7 @@ JOBS = {
     "ternary": _local(linear="ternary"),
     TERNARY_INT8: replace(_local(linear="ternary"), name=TERNARY_INT8),
 }
-USUAL = [name for name in JOBS if name != "ppo-jumps"]
+USUAL = [name for name in JOBS if name not in ("ppo-jumps", "grokfast")]
 LATE_ROUNDS = 300  # gradients of a trained model are smaller, so the same rounding is a larger part of them
 ROUNDS = {"per-step-bf16-late": LATE_ROUNDS}  # rounds before the replayed one, if `--rounds` names fewer
 AUDITED_HALF = "audited bf16"
@@ -112,7 +124,8 @@ HONEST, FAST, SMALL_LIE, LIE = "honest", "another precision", "small lie", "lie"
 GOLDEN = dispatch.REPOSITORY / "tests" / "training" / "golden.json"
 TOLERANCE = JobSpec(name="default", data=bytes(32)).replay_tolerance
 # Bounds of errors of jobs with options: a tenth of the tolerance, and five times the tolerance.
-OPTIONS, OPTION_HONEST_MAX, OPTION_LIE_MIN = ("experts", "experts-ties", "window", "ternary", "sam", "sam-per-step"), 1e-4, 5e-3
+OPTIONS = ("experts", "experts-ties", "window", "ternary", "sam", "sam-per-step", "sam-experts", "engines")
+OPTION_HONEST_MAX, OPTION_LIE_MIN = 1e-4, 5e-3
 CONTROLS = (TEXTBOOK, TERNARY_INT8)  # jobs whose honest replays must differ by more than the tolerance
 
 
@@ -173,12 +186,26 @@ ON_A_GPU = (Variant("TF32", FAST, fast_float32=True), *BOTH)
 # In a child ------------------------------------------------------------------------------------------------------------
 
 
+def tokens_of(spec: JobSpec) -> tuple[Any, Tokenizer]:
+    text = np.frombuffer(default_text(), dtype=np.uint8)
+    held_out = len(text) * (1000 - spec.held_out_permille) // 1000
+    tokenizer = load_tokenizer(None, spec.model.vocabulary)
+    if spec.objective in REWARD_NAMES:
+        return tokenize_pairs(spec, some_pairs(), tokenizer), tokenizer
+    return TokenizedText(text[:held_out], text[held_out:], tokenizer.token_bytes), tokenizer
+
+
+def engine_named(name: str, spec: JobSpec, cache: Path) -> Any:
+    """Return an engine other than torch, as a peer's worker opens it."""
+    backend = import_object(features.engines()[name].backend)
+    backend.start_backend(EngineResources(threads=1, cache_folder=str(cache)), [])
+    return backend.open_engine(spec, *tokens_of(spec), None)
+
+
 def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
     """Return an engine for a variant. Torch is only imported here, in a process with the right environment."""
     import torch
 
-    from training.data.token_sequences import TokenizedText
-    from training.data.tokenizer import load_tokenizer
     from training.engines.pytorch.backend import TorchDeclaringEngine
     from training.engines.pytorch.device import configure_device
     from training.engines.pytorch.engine import TorchEngine
@@ -200,12 +227,7 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
     configure_device(torch.device(where.type, where.index or 0))  # as in a peer's worker; it disables TF32
     if device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = variant.fast_float32
-    text = np.frombuffer(default_text(), dtype=np.uint8)
-    held_out = len(text) * (1000 - spec.held_out_permille) // 1000
-    tokenizer = load_tokenizer(None, spec.model.vocabulary)
-    tokens: TokenizedText = TokenizedText(text[:held_out], text[held_out:], tokenizer.token_bytes)
-    if spec.objective in REWARD_NAMES:
-        tokens = tokenize_pairs(spec, some_pairs(), tokenizer)
+    tokens, tokenizer = tokens_of(spec)
     computed = replace(spec, precision=Precision.BF16) if variant.half else spec
     first = initial_parameters(spec) if declares else None
     engine = Differing(computed, tokens, tokenizer, first, torch.device(device))
@@ -284,7 +306,7 @@ def declared(
 
 
 def replay(
-    spec: JobSpec, rounds: int, kept: dict[str, Float32Array], device: str, variant: Variant
+    spec: JobSpec, rounds: int, kept: dict[str, Float32Array], options: argparse.Namespace, variant: Variant
 ) -> tuple[float, float, float]:
     """Return the errors of Δ and of its payload, and the difference of the last losses."""
     wrong = replace(
@@ -293,7 +315,10 @@ def replay(
         sam_radius=spec.sam_radius * variant.radius,
         local_steps=int(spec.local_steps * variant.steps),
     )
-    engine = engine_of(wrong, device, variant)
+    if options.engine == "torch":
+        engine = engine_of(wrong, options.device, variant)
+    else:
+        engine = engine_named(options.engine, wrong, options.child)
     blob = None if variant.trainer != TRAINER else kept["blob"].tobytes()
     by, _ = declared(engine, kept["parameters"], rounds, blob, variant.trainer)
     delta, losses = engine.local_steps(kept["parameters"], JOB, rounds, TRAINER, declaration=by)
@@ -326,7 +351,7 @@ def child(options: argparse.Namespace) -> None:
         declares = spec.resolved_objective.declaration_type is not None  # The data of its steps follow from their number.
         variants = [variant for variant in variants if variant.steps == 1 or (spec.local_steps > 1 and not declares)]
         for variant in {variant.name: variant for variant in variants}.values():
-            errors = replay(spec, rounds, kept, options.device, variant)
+            errors = replay(spec, rounds, kept, options, variant)
             precision = f"{variant.precision(spec)} on {options.device}"
             rows.append(asdict(Row(name, variant.kind, precision, variant.name, spec.seed, *errors)))
     print(json.dumps({"seen": dispatch.seen(), "rows": rows}))
@@ -367,6 +392,9 @@ def measure(options: argparse.Namespace, job: str, folder: Path) -> Iterator[lis
     for environment in environments():
         yield _replayed(job, environment, environment.name, [*common, "--replays", ""])
     yield _replayed(job, here, "", [*common, "--replays", *(variant.name for variant in VARIANTS)])
+    if job == "engines":
+        for engine in sorted(features.engines().keys() - {"torch"}):
+            yield _replayed(job, here, engine, [*common, "--engine", engine, "--replays", ""])
     if options.device != "cpu":
         on = f" on {options.device}"
         yield _replayed(job, here, on, [*common, "--device", options.device, "--replays", "", *(v.name for v in ON_A_GPU)])
@@ -452,6 +480,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=4, metavar="N", help="rounds before the round that is replayed")
     parser.add_argument("--device", default="cpu", help="device of torch that also computes gradients, such as cuda")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--engine", default="torch", help=argparse.SUPPRESS)
     parser.add_argument("--replays", nargs="*", default=[], help=argparse.SUPPRESS)
     options = parser.parse_args()
     features.register_features()

@@ -423,7 +423,9 @@ class JobSpec:
 
     def _number_problem(self) -> str | None:
         for name, value in FLOATS_MAX.items():
-            if not getattr(self, name) <= value:  # The comparison also fails for NaN.
+            if math.isnan(getattr(self, name)):
+                return f"{name} must be a number up to {value:g}, not nan"
+            if getattr(self, name) > value:
                 return f"{name} must be at most {value:g}, not {getattr(self, name)}"
         for name in POSITIVE:
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):

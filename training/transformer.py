@@ -387,6 +387,8 @@ class Experts(BlockKind):
     own_fields = ("experts", "experts_per_token")
 
     def sizes_problem(self, model: ModelSpec) -> str | None:
+        if not model.experts:
+            return f"feed_forward {self.name!r} needs a number of experts: set experts to 2..{EXPERTS_MAX}"
         if not 2 <= model.experts <= EXPERTS_MAX:
             return f"experts must be in 2..{EXPERTS_MAX}, not {model.experts}: a single network is feed_forward 'swiglu'"
         if model.linear != DenseLinear.name:

@@ -39,6 +39,7 @@ from training.transformer import (
     DenseLinear,
     ModelSpec,
     ModelTensor,
+    SwiGlu,
     model_tensors,
 )
 
@@ -183,8 +184,10 @@ def llama_tensor_names(model: ModelSpec) -> dict[str, str]:
 def _llama_name(name: str, tensor: ModelTensor, model: ModelSpec) -> str:
     theirs = tensor.parameter.transformers
     if not theirs:
-        other = f"the Llama model of transformers has no tensor for {name!r} of feed_forward {model.feed_forward!r}"
-        raise UserError(f"{other}: --format transformers takes models with feed_forward 'swiglu'")
+        if model.feed_forward != SwiGlu.name:
+            takes = f"--format transformers takes models with feed_forward {SwiGlu.name!r}"
+            raise UserError(f"{takes}, not {model.feed_forward!r}")
+        raise UserError(f"the Llama model of transformers has no tensor for {name!r}")
     return theirs if tensor.layer is None else f"model.layers.{tensor.layer}.{theirs}"
 
 

@@ -176,7 +176,7 @@ def test_jobs_may_have_sam(said: dict[str, Any]) -> None:
     ("said", "why"),
     [
         ({"sam_radius": -0.05}, "sam_radius must be at least 0, not -0.05"),
-        ({"sam_radius": float("nan")}, "sam_radius must be at most 10, not nan"),
+        ({"sam_radius": float("nan")}, "sam_radius must be a number up to 10, not nan"),
         ({"sam_radius": float("inf")}, "sam_radius must be at most 10, not inf"),
         (
             {"sam_radius": 0.05, "objective": "scratch", "data": None},

@@ -204,7 +204,7 @@ def test_a_job_of_any_outer_optimizer_may_have_it(kind: OuterOptimizerKind) -> N
     ("said", "why"),
     [
         ({"grokfast": -1.0}, "grokfast must be at least 0, not -1.0"),
-        ({"grokfast": float("nan")}, "grokfast must be at most 100, not nan"),
+        ({"grokfast": float("nan")}, "grokfast must be a number up to 100, not nan"),
         ({"grokfast": 101.0}, "grokfast must be at most 100, not 101.0"),
         ({"grokfast_decay": 1.0}, "grokfast_decay must be at least 0 and below 1, not 1.0"),
         ({"grokfast_decay": float("nan")}, "grokfast_decay must be at least 0 and below 1, not nan"),
