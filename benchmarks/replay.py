@@ -31,8 +31,9 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +196,7 @@ def tokens_of(spec: JobSpec) -> tuple[Any, Tokenizer]:
     return TokenizedText(text[:held_out], text[held_out:], tokenizer.token_bytes), tokenizer
 
 
-def engine_named(name: str, spec: JobSpec, cache: Path) -> Any:
+def engine_named(name: str, spec: JobSpec, *, cache: Path) -> Any:
     """Return an engine other than torch, as a peer's worker opens it."""
     backend = import_object(features.engines()[name].backend)
     backend.start_backend(EngineResources(threads=1, cache_folder=str(cache)), [])
@@ -306,7 +307,7 @@ def declared(
 
 
 def replay(
-    spec: JobSpec, rounds: int, kept: dict[str, Float32Array], options: argparse.Namespace, variant: Variant
+    spec: JobSpec, rounds: int, kept: dict[str, Float32Array], variant: Variant, open_engine: Callable[[JobSpec], Any]
 ) -> tuple[float, float, float]:
     """Return the errors of Δ and of its payload, and the difference of the last losses."""
     wrong = replace(
@@ -315,10 +316,7 @@ def replay(
         sam_radius=spec.sam_radius * variant.radius,
         local_steps=int(spec.local_steps * variant.steps),
     )
-    if options.engine == "torch":
-        engine = engine_of(wrong, options.device, variant)
-    else:
-        engine = engine_named(options.engine, wrong, options.child)
+    engine = open_engine(wrong)
     blob = None if variant.trainer != TRAINER else kept["blob"].tobytes()
     by, _ = declared(engine, kept["parameters"], rounds, blob, variant.trainer)
     delta, losses = engine.local_steps(kept["parameters"], JOB, rounds, TRAINER, declaration=by)
@@ -351,7 +349,11 @@ def child(options: argparse.Namespace) -> None:
         declares = spec.resolved_objective.declaration_type is not None  # The data of its steps follow from their number.
         variants = [variant for variant in variants if variant.steps == 1 or (spec.local_steps > 1 and not declares)]
         for variant in {variant.name: variant for variant in variants}.values():
-            errors = replay(spec, rounds, kept, options, variant)
+            if options.engine == "torch":
+                open_engine = partial(engine_of, device=options.device, variant=variant)
+            else:
+                open_engine = partial(engine_named, options.engine, cache=options.child)
+            errors = replay(spec, rounds, kept, variant, open_engine)
             precision = f"{variant.precision(spec)} on {options.device}"
             rows.append(asdict(Row(name, variant.kind, precision, variant.name, spec.seed, *errors)))
     print(json.dumps({"seen": dispatch.seen(), "rows": rows}))
@@ -393,7 +395,7 @@ def measure(options: argparse.Namespace, job: str, folder: Path) -> Iterator[lis
         yield _replayed(job, environment, environment.name, [*common, "--replays", ""])
     yield _replayed(job, here, "", [*common, "--replays", *(variant.name for variant in VARIANTS)])
     if job == "engines":
-        for engine in sorted(features.engines().keys() - {"torch"}):
+        for engine in sorted(features.engines().keys() - {"pytorch"}):
             yield _replayed(job, here, engine, [*common, "--engine", engine, "--replays", ""])
     if options.device != "cpu":
         on = f" on {options.device}"
@@ -487,6 +489,10 @@ def main() -> int:
     if options.child:
         child(options)
         return 0
+    if "engines" in options.jobs:
+        for engine in features.engines():
+            if missing := features.why_engine_missing(engine):
+                raise SystemExit(f"the job 'engines' needs all engines, but {missing[0]}: {missing[1]}")
     started, rows, found = time.time(), list[Row](), hashes(options.device)
     about = {"processor": dispatch.processor(), "seeds": options.seeds, "rounds_before": options.rounds, "tolerance": TOLERANCE}
     about["bf16_tolerance"] = BF16_TOLERANCE

@@ -311,7 +311,7 @@ def test_the_first_root_is_computed_again_from_the_blob_and_another_byte_is_name
     with pytest.raises(UserError, match=f"{start.hex()}: its bytes do not have the digest"):
         audit_export(folder)
     file.unlink()
-    with pytest.raises(UserError, match=f"{start.hex()}: No such file"):
+    with pytest.raises(UserError, match=f"{start.hex()}: it is missing"):
         audit_export(folder)
 
 
