@@ -1,7 +1,7 @@
 # `make demo` on a fresh machine sets everything up first. For another interpreter: rm -r .venv; make setup PYTHON=python3.12
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-sampled docs test test-docs test-long test-browser pictures foreign lint mutants fuzz model bench bench-consensus bench-transport wheel sbom clean
+.PHONY: help setup demo demo-sampled docs test test-docs test-long test-browser pictures foreign engines lint mutants fuzz model bench bench-consensus bench-transport wheel sbom clean
 
 PYTHON ?=
 BIN := .venv/bin
@@ -12,6 +12,7 @@ help:
 	@echo "make demo-sampled  the same with sampled audits: the liar is convicted, and its updates are taken out of the model"
 	@echo "make test    the test suite without its longest tests"
 	@echo "make test-long  the longest tests, which make test leaves out: liars of every kind, whole demos"
+	@echo "make engines  the engines beside torch: tinygrad with clang, and jax, where this machine can have them"
 	@echo "make docs    the site of docs/ in runs/site; a broken link fails"
 	@echo "make test-docs  executes the code blocks of tutorials and how-to pages"
 	@echo "make test-browser  the pages in a real browser; fails where there is none"
@@ -91,6 +92,14 @@ foreign: $(FOREIGN:%=%/.complete)
 	$(BIN)/python -m venv --clear .venv-foreign-$*
 	.venv-foreign-$*/bin/python -m pip install --quiet tinker==$* $$(grep ^torch== constraints.txt)
 	@touch $@
+
+# The compiler of tinygrad comes from the system's packages. Tests of an engine that is missing are skipped with its remedy.
+engines: setup
+	$(BIN)/python -m pip install --constraint constraints.txt --no-build-isolation --editable '.[tinygrad,jax]'
+	@if $(BIN)/python -c "import sys; from training.engines.tinygrad.compiler import find_compiler; sys.exit(not find_compiler())"; then \
+	  echo "clang is installed"; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then apt-get install --yes --no-install-recommends clang; \
+	else echo "tinygrad needs clang: install it, on Debian with apt install clang, or name one in the variable CC" >&2; fi
 
 lint: setup
 	$(BIN)/python -m tests.run lint

@@ -10,8 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from training.engines.held_out_evaluation import evaluation_windows
 from training.engines.pytorch.engine import TorchEngine
-from training.engines.pytorch.implementations import evaluation_windows, window_batch
+from training.engines.pytorch.implementations import window_batch
 from training.job_spec import JobSpec
 from training.replicated.tensor_layout import Float32Array, layout_of
 from training.transformer import EMBEDDING, OUTPUT_MATRIX

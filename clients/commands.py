@@ -25,6 +25,7 @@ async def _show(asked: CommandContext[ClientsRpc], runs: tuple[ClientRunView, ..
         Column("steps", is_number=True),
         "open step",
         Column("last outcome", wraps=True),
+        "data kept",
     )
     for run in runs:
         step, outcome = run.open_step, run.last_outcome
@@ -36,6 +37,7 @@ async def _show(asked: CommandContext[ClientsRpc], runs: tuple[ClientRunView, ..
             str(run.steps),
             f"{display_round_number(step.step)}, {format_ordinal(step.attempts + 1)} attempt" if step is not None else "–",
             _outcome(outcome) if outcome is not None else "–",
+            _kept(run),
         )
     asked.show(table)
 
@@ -45,6 +47,13 @@ def _outcome(outcome: StepOutcomeView) -> str:
     refused = ", ".join(f"{reason} {count}" for reason, count in outcome.refused.items())
     result = "accepted" if outcome.accepted else "refused"
     return f"step {display_round_number(outcome.step)} {result}" + (f" ({refused})" if refused else "")
+
+
+def _kept(run: ClientRunView) -> str:
+    """Return how many rounds' data this peer keeps, such as `3 of 5, from round 3 on`."""
+    if run.first_kept_round is None:
+        return "–"
+    return f"{run.kept_rounds} of {run.accepted_rounds}, from round {display_round_number(run.first_kept_round)} on"
 
 
 @listing_command(
@@ -58,6 +67,7 @@ def _outcome(outcome: StepOutcomeView) -> str:
         - `steps`: number of decided steps, including those that failed.
         - `last outcome`: result of the last step, or of the open step so far. In parentheses are the rounds that accepted
           nothing, by the reason. `absent` means that no update came.
+        - `data kept`: number of accepted rounds whose data this peer keeps (setting `keep_batches_gb`), and of all accepted ones.
 
         Steps count from 1 in the table, and from 0 in JSON, as rounds do.
         """,

@@ -43,6 +43,7 @@ from training.transformer import (
     LayerPlace,
     LinearKind,
     ModelSpec,
+    TernaryLinear,
     find_layer,
     model_tensors,
 )
@@ -93,8 +94,12 @@ class ClientObjective(Objective):
         for name, value in wanted.items():
             if getattr(job, name) != value:
                 return f"a job of the objective {self.name!r} has {name} {value}, not {getattr(job, name)}"
+        if job.model.linear == TernaryLinear.name:
+            return "the base has ternary matrices, whose levels would jump between merged adapters: use a base with dense ones"
         if settings.rank > job.model.width:
             return f"rank {settings.rank} is more than the model's width {job.model.width}"
+        if job.model.experts and settings.train_mlp:
+            return f"the {job.model.experts} experts of the model's layers have no adapters: set train_mlp to false"
         if not adapted_matrices(job.model, settings):
             return "no matrix would have an adapter: set train_attn, train_mlp or train_unembed"
         return None
@@ -112,7 +117,7 @@ class ClientObjective(Objective):
 
     def pass_parameters(self, job: JobSpecProtocol) -> int:
         """Return the parameters of the merged model: a pass costs as much as one that trains all of them."""
-        return untied_model(job.model, job.decoded_settings).parameters
+        return untied_model(job.model, job.decoded_settings).pass_parameters
 
     def required_model(self, job: JobSpecProtocol) -> ModelReference | None:
         base: ModelReference = job.decoded_settings.base

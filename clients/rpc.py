@@ -32,6 +32,9 @@ class ClientRunView:
     steps: int  # number of decided steps, including those that failed
     open_step: OpenStepView | None = None
     last_outcome: StepOutcomeView | None = None
+    accepted_rounds: int = 0  # number of rounds with an accepted update
+    kept_rounds: int = 0  # number of those rounds whose data this peer keeps (`keep_batches_gb`)
+    first_kept_round: int | None = None
 
 
 class ClientsRpc(Protocol):

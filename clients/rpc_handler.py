@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clients.ledger.clients_module import ClientRun, ClientsState
@@ -14,6 +16,7 @@ from ledger.network_governance import NetworkState
 from protocol.errors import UserError
 from protocol.identity import peer_id
 from protocol.verdicts import verdict_label_by_name
+from storage.batch_store import KeptRound
 from training.job_spec import JobSpec
 
 
@@ -22,20 +25,27 @@ class ClientsRpcHandler(ClientsRpc):
     peer: PeerContext
 
     async def client_runs(self) -> tuple[ClientRunView, ...]:
-        return list_client_runs(self.peer.state)
+        return list_client_runs(self.peer.state, self.peer.batches.kept_rounds())
 
 
-def list_client_runs(state: StateReader) -> tuple[ClientRunView, ...]:
-    """Return the unfinished runs, the oldest first. Raises `UserError` if the network does not run their module."""
+def list_client_runs(state: StateReader, kept: Sequence[KeptRound]) -> tuple[ClientRunView, ...]:
+    """Return the unfinished runs, the oldest first, with counts of the rounds whose data this peer keeps.
+
+    Raises `UserError` if the network does not run their module.
+    """
     if not state.module_state(NetworkState).module_version(MODULE):
         raise UserError(f"this network does not run the module {MODULE}: a quorum of voters must run `upgrade {MODULE} 1`")
     jobs, runs = state.module_state(JobsState).jobs, state.module_state(ClientsState).runs
     unfinished = [key for key, run in runs.items() if not run.is_over]
     oldest_first = sorted(unfinished, key=lambda key: (jobs[key].started_height, key))
-    return tuple(_view(key, runs[key], jobs[key], jobs) for key in oldest_first)
+    rounds = defaultdict[bytes, list[int]](list)
+    for one in kept:
+        rounds[one.job].append(one.round)
+    return tuple(_view(key, runs[key], jobs, sorted(rounds[key])) for key in oldest_first)
 
 
-def _view(key: bytes, run: ClientRun, job: Job, jobs: dict[bytes, Job]) -> ClientRunView:
+def _view(key: bytes, run: ClientRun, jobs: dict[bytes, Job], kept: Sequence[int]) -> ClientRunView:
+    job = jobs[key]
     spec = JobSpec.decode(job.spec)
     reference = spec.resolved_objective.required_model(spec)
     assert reference is not None, "a run tunes the model of another job"
@@ -55,4 +65,7 @@ def _view(key: bytes, run: ClientRun, job: Job, jobs: dict[bytes, Job]) -> Clien
         )
         if last is not None
         else None,
+        accepted_rounds=sum(job.accepted.values()),
+        kept_rounds=len(kept),
+        first_kept_round=min(kept, default=None),
     )

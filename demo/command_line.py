@@ -10,7 +10,7 @@ from typing import Any, Final
 from features import exit_statuses
 from features.command_arguments import parse_integer_in
 from peer.commands.definitions.job_commands import PRESET, SET
-from peer.features import require_engine
+from peer.features import engines, require_engine
 from protocol.errors import UserError
 
 ATTACKS = (
@@ -22,7 +22,7 @@ AUDITS = ("full", "sampled")  # the audit modes of `training.job_spec`, which is
 # Number of peers: fewer tolerate no faulty peer; more are too many for the two cores of a laptop.
 DEMO_PEERS_MIN, DEMO_PEERS_MAX = 4, 10
 DEMO_CROWD, DEMO_CROWD_MAX = 12, 100  # default and largest number of simulated annotators, each with a thread
-DEMO_ON_TEXT = ("data", "preset", "baseline")
+DEMO_ON_TEXT = ("data", "preset", "baseline", "engines")
 DEMO_WITH_PEOPLE = ("crowd",)  # flags that need --annotate
 RLHF_DEMOS = ("toy", "text")
 RLHF_ALGORITHMS = ("ppo", "grpo")
@@ -111,6 +111,8 @@ def add_arguments(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--baseline", action="store_true", help=about)
     about = "Mix one and two threads of torch, and disable vector instructions of numpy at one peer"
     demo.add_argument("--mixed", action="store_true", help=about)
+    about = "Engines of the honest trainers, such as torch,torch,tinygrad; other trainers use the last one (default torch)"
+    demo.add_argument("--engines", type=parse_engines, metavar="LIST", help=about)
     demo.add_argument("--keep", action="store_true", help="Keep the network running until Ctrl-C")
     about = "Print shell commands for the same network without a dishonest peer, and run nothing"
     demo.add_argument("--commands", action="store_true", help=about)
@@ -125,6 +127,15 @@ def add_arguments(demo: argparse.ArgumentParser) -> None:
     about = "Port of the page. With --annotate the peers take ports from it on (default 0, any free ports)"
     demo.add_argument("--web-port", type=parse_integer_in(0, 65_535), default=0, metavar="P", help=about)
     demo.add_argument("--no-web", dest="web", action="store_false", help="Serve no page")
+
+
+def parse_engines(text: str) -> tuple[str, ...]:
+    """Return the names of engines in a list with commas. An engine may also be named by its package."""
+    by_name = {name: name for name in engines()} | {kind.package: name for name, kind in engines().items() if kind.package}
+    named = text.split(",")
+    if unknown := [name for name in named if name not in by_name]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not an engine: choose from {', '.join(by_name)}")
+    return tuple(by_name[name] for name in named)
 
 
 def run_demo(options: argparse.Namespace) -> Any:
@@ -153,7 +164,16 @@ def run_demo(options: argparse.Namespace) -> Any:
     fewest = options.peers - tolerated
     if options.trainers and not fewest <= options.trainers <= options.peers:
         raise UserError(f"--trainers {options.trainers}: {options.peers} peers need {fewest} to {options.peers} trainers")
-    require_engine("pytorch", "the demo trains", "label tasks with --annotate")
+    named = options.engines or ()
+    if len(named) + options.malicious > options.peers:
+        raise UserError(
+            f"--engines names {len(named)} honest trainers, but only {options.peers - options.malicious} of "
+            f"{options.peers} peers are honest: leave some out or set --peers"
+        )
+    if not named:
+        require_engine("pytorch", "the demo trains", "label tasks with --annotate")
+    for engine in named:
+        require_engine(engine, f"the demo trains with the engine {engine}", "leave it out of --engines")
     from demo import network_demo
 
     return network_demo.main(options)

@@ -24,7 +24,7 @@ from typing import cast
 import trio
 
 from demo import rlhf_demo
-from demo.demo_peers import TEXT, Demo, DemoPeer, PeerDisk, count_bytes_sent, derive_identity
+from demo.demo_peers import DEFAULT_ENGINE, TEXT, Demo, DemoPeer, PeerDisk, count_bytes_sent, derive_identity
 from demo.demo_report import DemoReport, make_report, path_errors_as_user_errors, prepare_output_paths, write_report_files
 from demo.live_display import DemoDisplay
 from demo.shutdown_signals import is_interrupt, map_signals_to_interrupt, run_until_hangup
@@ -125,7 +125,8 @@ def assign_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
     # serves annotators.
     count, liars, rlhf = options.peers, options.malicious, getattr(options, "rlhf", None)  # callers may lack this flag
     faults = (count - 1) // 3
-    asked = getattr(options, "trainers", None) or 0  # callers may lack this flag
+    engines = getattr(options, "engines", None) or ()  # callers may lack this flag and the next one
+    asked = max(getattr(options, "trainers", None) or 0, len(engines) + liars if engines else 0)
     trainers = max(count - faults, min(count, liars + 1), 2 * faults + 2 if options.attack == "false-challenge" else 0, asked)
     peers = []
     for number in range(count):
@@ -143,6 +144,7 @@ def assign_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
                 restricted,
                 trains_as=ROLE if rlhf else TRAINER,
                 serves=ANY_PORT_FLAGS if trains and rlhf == TEXT else (),
+                engine=engines[min(number, len(engines) - 1)] if engines and trains else DEFAULT_ENGINE,
             )
         )
     if getattr(options, "web", False):  # callers may lack this flag
@@ -221,7 +223,17 @@ def launch_peer(demo: Demo, peer: DemoPeer, bootstrap: str, command: Sequence[st
     module = lies if peer.lies else peer.module
     settings = [
         *("--data-dir", str(peer.directory), "--role", peer.role, "--name", peer.name, *peer.serves),
-        *("--listen", peer.address, "--threads", str(peer.threads), "--log-level", "info", "--no-console"),
+        *(
+            "--listen",
+            peer.address,
+            "--threads",
+            str(peer.threads),
+            "--engine",
+            peer.engine,
+            "--log-level",
+            "info",
+            "--no-console",
+        ),
         "--evaluate" if peer is demo.watched and peer.trains and peer.evaluates else "--no-evaluate",
         *(("--bootstrap", bootstrap) if bootstrap else ()),
     ]

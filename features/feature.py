@@ -68,14 +68,26 @@ class EventLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineKind:
+    """An engine that workers may compute with, and what it needs on a machine."""
+
+    backend: str  # `module:name` of an `EngineBackend`, for workers
+    package: str = ""  # distribution that the engine imports under the same name; empty: every peer has all that it imports
+    extra: str = ""  # extra of this program that installs the package
+    # `module:function` of a function that returns the path of the compiler that the engine needs, or None if there is none.
+    # Empty: the engine needs no compiler.
+    compiler: str = ""
+    compiler_remedy: str = ""  # how to get the compiler, for people, as an imperative
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
     name: str
     about: str  # description of the feature for people, in one line
     modules: ModuleFactory = no_modules  # modules of the ledger, in the order in which a block applies them
     objectives: str = ""  # `module:name` of a tuple of objectives (`training.objectives.objective`)
     layers: str = ""  # `module:name` of a tuple of layers (`training.transformer`)
-    engines: Mapping[str, str] = field(default_factory=dict)  # by engine name, `module:name` of an `EngineBackend` for workers
-    engine_packages: Mapping[str, str] = field(default_factory=dict)  # by engine name, the package that the engine imports
+    engines: Mapping[str, EngineKind] = field(default_factory=dict)  # by engine name
     # By engine name, `module:name` of the engine's code for this feature, for workers (`training.engine_implementations`).
     implementations: Mapping[str, str] = field(default_factory=dict)
     # `module:name` of a tuple of further requests to workers (`training.worker_protocol.WorkerRequestKind`).

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ledger.core.genesis import Genesis
     from ledger.ledger_state import LedgerState
     from protocol.messages import LightBlock
+    from storage.batch_store import BatchStore
     from storage.disk_blob_store import DiskBlobStore
     from storage.ledger_store import LedgerStore
 
@@ -146,6 +147,10 @@ class PeerContext(Protocol):
 
     @property
     def blobs(self) -> DiskBlobStore: ...
+
+    @property
+    def batches(self) -> BatchStore:
+        """The data of client runs that this peer keeps."""
 
     def require_member(self) -> None:
         """Raise `UserError` unless this peer is a member."""

@@ -1045,6 +1045,19 @@ class JobsModule(Module[JobsState]):
         return bool(job.accepted) and self.rules.terms_of_spec(job.spec).leaves_model
 
 
+class JobsModuleV2(JobsModule):
+    """Version 2 of the module.
+
+    Its rules are those of version 1. A network that runs it has only programs that know the kinds of layers, and the fields of a
+    specification, that were added after 0.3.0. `JobTerms.requires` of a job with one of these names it.
+    """
+
+    version = 2
+
+    def upgrade_state(self, old: JobsState, version: int) -> JobsState:
+        return old
+
+
 def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, height: int) -> JobsState:
     waiting = next((waiting for waiting in state.queue if waiting.job == key), None)
     if waiting is not None:

@@ -30,6 +30,7 @@ from ledger.jobs import (
     JobPhase,
     JobRolledBack,
     JobsModule,
+    JobsModuleV2,
     JobSpecRules,
     JobsState,
     JobStarted,
@@ -216,7 +217,7 @@ class StoredState:
 
 def core_modules(job_rules: JobSpecRules) -> tuple[Module[Any], ...]:
     """Return the modules of every network, in all their versions, in the order in which they act in a block."""
-    return MembersModule(), JobsModule(job_rules), AuditsModule(job_rules), NetworkModule()
+    return MembersModule(), JobsModule(job_rules), JobsModuleV2(job_rules), AuditsModule(job_rules), NetworkModule()
 
 
 def newest_module_versions(modules: Iterable[Module[Any]]) -> tuple[ModuleVersion, ...]:

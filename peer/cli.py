@@ -28,6 +28,7 @@ from peer.commands.command_line_parser import (
 from peer.commands.standard_streams import is_output_closed, mute_output, open_missing_streams
 from peer.settings.config import (
     DEFAULT_DATA_DIRECTORY,
+    RESOURCE_SETTINGS,
     Config,
     describe_setting,
     format_settings,
@@ -58,11 +59,13 @@ SETTING_METAVARS: dict[str, str | None] = {
     **{
         field.name: None if isinstance(field.default, bool) else "N" if isinstance(field.default, int) else "NAME"
         for field in dataclasses.fields(EngineResources)
+        if field.name in RESOURCE_SETTINGS
     },
     "evaluate": None,
     "local_data": "PATH",
     "approve_invited": "N",
     "payloads_gb": "N",
+    "keep_batches_gb": "N",
     "retire_after_days": "N",
     "stand": None,
     "log_level": "LEVEL",
@@ -334,11 +337,12 @@ def _add_offline_commands(command: Callable[..., CommandLineParser]) -> None:
         details="""
             It replays the export from its genesis and names the first file that is wrong. It prints the chain id: compare it with
             the chain id that you know, because anybody can create a chain. For each job it prints how many updates were
-            re-executed before the vote and which voters vouched for them. It does not re-execute training. It names jobs whose
-            data peers delete after each round, so that nobody can re-execute them later.
+            re-executed before the vote and which voters vouched for them. It re-executes steps of client runs whose data the
+            exporting peer kept (setting `keep_batches_gb`), and no other training. It names each false update with its trainer:
+            the exit status is then 1. It counts the steps without data, which nobody can re-execute.
             """,
     )
-    audit.add_argument("directory", metavar="DIR", help="Folder from `peer export`")
+    audit.add_argument("directory", metavar="DIR", help="Folder from `peer export`, or data directory of a stopped peer")
     verify = command(
         "verify",
         "Verify the proof of a table's row, without a network or a data directory",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from clients.feature import CLIENTS
 from curation.feature import CURATION
-from features.feature import Feature, Role, Setting
+from features.feature import EngineKind, Feature, Role, Setting
 from features.lazy_import import import_object
 from protocol.errors import UserError
 from rlhf.feature import RLHF
@@ -49,11 +49,30 @@ FEATURES: list[Feature] = [
         failures="training.api.job_notes:find_failed_jobs",
         objectives="training.objectives.registry:OBJECTIVES",
         layers="training.transformer:LAYERS",
-        engines={"pytorch": "training.engines.pytorch.backend:BACKEND"},
-        engine_packages={"pytorch": "torch"},
+        engines={"pytorch": EngineKind(backend="training.engines.pytorch.backend:BACKEND", package="torch", extra="train")},
         implementations={"pytorch": "training.engines.pytorch.implementations:IMPLEMENTATIONS"},
         worker_requests="training.worker_protocol:REQUESTS",
         roles=(Role("trainer", "trains, and re-executes updates of others", registered_roles=("trainer",), needs_worker=True),),
+    ),
+    Feature(
+        name="tinygrad",
+        about="a portable engine for language models, without torch; slow",
+        engines={
+            "tinygrad": EngineKind(
+                backend="training.engines.tinygrad.backend:BACKEND",
+                package="tinygrad",
+                extra="tinygrad",
+                compiler="training.engines.tinygrad.compiler:find_compiler",
+                compiler_remedy="install clang (Debian: `apt install clang`), or name one in the variable CC",
+            )
+        },
+        implementations={"tinygrad": "training.engines.tinygrad.layers:IMPLEMENTATIONS"},
+    ),
+    Feature(
+        name="jax",
+        about="an engine for language models on processors, GPUs and TPUs, without torch",
+        engines={"jax": EngineKind(backend="training.engines.jax.backend:BACKEND", package="jax", extra="jax")},
+        implementations={"jax": "training.engines.jax.layers:IMPLEMENTATIONS"},
     ),
     WEB,
     CURATION,
@@ -77,21 +96,24 @@ def roles() -> dict[str, Role]:
     }
 
 
-def engine_packages() -> dict[str, str]:
-    """Return the package that each engine imports. Engines without such a package are left out."""
-    return _by_name("engine", (item for feature in FEATURES for item in feature.engine_packages.items()))
-
-
 def why_engine_missing(engine: str) -> tuple[str, str] | None:
-    """Return the reason that this engine cannot start and the remedy, or None if its package is installed."""
-    package = engine_packages().get(engine, "")
-    if not package or find_spec(package):
-        return None
-    return f"the package {package} is not installed", "run `pip install 'folkmoot[train]'`"
+    """Return the reason that this engine cannot start and the remedy, or None if its package and compiler are installed."""
+    kind = engines().get(engine)
+    if kind is not None and kind.package and not find_spec(kind.package):
+        return f"the package {kind.package} is not installed", f"run `pip install 'folkmoot[{kind.extra}]'`"
+    if kind is not None and kind.compiler and find_engine_compiler(engine) is None:
+        return f"the compiler of the engine {engine} was not found", kind.compiler_remedy
+    return None
+
+
+def find_engine_compiler(engine: str) -> str | None:
+    """Return the path of the compiler that the engine needs. None: there is none, or the engine needs none."""
+    kind = engines().get(engine)
+    return import_object(kind.compiler)() if kind is not None and kind.compiler else None
 
 
 def require_engine(engine: str, use: str, alternative: str = "") -> None:
-    """Raise `UserError` if the package of this engine is not installed.
+    """Raise `UserError` if the package or the compiler of this engine is not installed.
 
     `use` is the beginning of the message, such as `the demo trains`. `alternative` is another remedy.
     """
@@ -105,8 +127,8 @@ def services() -> dict[str, str]:
     return _by_name("service", (item for feature in FEATURES for item in feature.services.items()))
 
 
-def engines() -> dict[str, str]:
-    """Return the engines of all features: name -> backend as `module:name`."""
+def engines() -> dict[str, EngineKind]:
+    """Return the engines of all features by name."""
     return _by_name("engine", (item for feature in FEATURES for item in feature.engines.items()))
 
 

@@ -223,7 +223,7 @@ class JobView:
     audits_open: int = 0  # number of reports that are awaited, and of open disputes
     queue_position: int = 0  # position in the queue, from 1; 0: the job is not queued
     data_origin: str = ""  # origin of data that people may have labeled; empty: none
-    precision: str = "fp32"  # number format of matrix products; a job in bf16 cannot be audited
+    precision: str = "fp32"  # number format of matrix products; audits of bf16 compare single gradients
     parameters: int = 0  # number of parameters of the job's model
     disk_bytes: int = 0  # maximum bytes on this peer's disk, without the training text; 0: the job is over
     # Number of voters that have the queued job's initial parameters, and number that the job needs to start.
@@ -500,8 +500,10 @@ class EngineView:
     in_use: bool
     state: str  # state of the worker with this engine; empty: there is no such worker
     threads: int = 0
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)  # by library; of an engine without a worker, of its package only
     devices: tuple[DeviceView, ...] = ()
+    compiler: str = ""  # path of the compiler that the engine needs; empty: none was found, or none is needed
+    missing: str = ""  # what this machine lacks for the engine, and the remedy; empty: nothing
 
 
 # Observing voter -> observed voter -> seconds without a message. None: the observer never heard it, or has sent no report.

@@ -77,6 +77,15 @@ def is_added(field: dataclasses.Field[Any]) -> bool:
     return _ADDED in field.metadata
 
 
+def has_added_value(record: Any) -> bool:
+    """Return whether an added field of the dataclass instance, or of a dataclass instance in it, differs from its default."""
+    values = [(field, getattr(record, field.name)) for field in dataclasses.fields(record)]
+    return any(
+        (is_added(field) and value != field.default) or (dataclasses.is_dataclass(value) and has_added_value(value))
+        for field, value in values
+    )
+
+
 def encode(value: Any) -> bytes:
     """Return the canonical bytes of a message, record or plain value. Raises `TypeError` if the value has none."""
     return pack(to_plain(value))

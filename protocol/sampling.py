@@ -30,6 +30,13 @@ class EndReason(enum.StrEnum):
     LENGTH = "length"  # It has the maximum number of tokens, or the context is full.
 
 
+class Activations(enum.StrEnum):
+    """The numbers that linear layers read while they generate text."""
+
+    FLOAT32 = "float32"
+    INT8 = "int8"  # Eight bits, with one scale for each token. Only ternary layers have them.
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
     """Options of generating one text.
@@ -45,6 +52,7 @@ class SamplingOptions:
     stop: Annotated[tuple[Stop, ...], Length(0, STOPS_MAX)] = ()
     seed: Count = 0  # seed of the draws: on the same machine, the same seed gives the same text
     beams: Annotated[int, Between(0, BEAMS_MAX)] = 0  # number of beams of a beam search, which draws no tokens; 0: no beam search
+    activations: Activations = Activations.FLOAT32
 
     def validated(self) -> SamplingOptions:
         """Return the options unchanged. Raises `UserError` for the first invalid value."""

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
@@ -39,6 +40,7 @@ from benchmarks import (
     provenance,
     replay,
     round,
+    ternary,
     training,
 )
 from benchmarks.__main__ import ALSO, BENCHMARKS, run
@@ -342,17 +344,25 @@ def test_replicas_of_gloo_stay_equal_and_send_what_a_ring_must(text: Path) -> No
 
 @pytest.mark.real("processes")
 def test_the_kernel_counts_what_a_connection_sends() -> None:
-    traffic = Traffic(os.getpid())
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
+    # The sender is another process, since this one may have sockets of other tests.
+    connect = "import socket; sender = socket.create_connection(('127.0.0.1', int(input())))"
+    code = f"{connect}; input(); sender.sendall(bytes(100_000)); input()"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True) as sender,
+        closing(Traffic(sender.pid)) as traffic,
+    ):
+        assert sender.stdin
+        print(server.getsockname()[1], file=sender.stdin, flush=True)
         receiver, _ = server.accept()
         before = traffic.sent()
-        sender.sendall(bytes(100_000))
+        print(file=sender.stdin, flush=True)
         with receiver:
             received = 0
             while received < 100_000:
                 received += len(receiver.recv(1 << 16))
             assert traffic.sent() - before == 100_000
-    traffic.close()
+        print(file=sender.stdin, flush=True)
 
 
 def test_four_bits_are_compared_with_the_float32_of_gloo_and_no_row_of_ours_may_be_missing() -> None:
@@ -726,6 +736,99 @@ def test_a_tolerance_lies_between_the_most_honest_error_and_the_least_false_one_
     assert [line[:4] for line in replay.verdicts(rows, found)] == ["held", "held"]
     rows.append(row(replay.HONEST, "fp32 on cpu", 2 * replay.TOLERANCE))
     assert [line[:4] for line in replay.verdicts(rows, {**found, "differing": ["stream"]})] == ["MISS", "MISS"]
+
+
+def test_options_of_models_have_tighter_bounds_and_the_textbooks_experts_must_miss_the_tolerance() -> None:
+    def lines(job: str, honest: float, lie: float) -> list[str]:
+        rows = [
+            replay.Row(job, kind, "fp32 on cpu", "", 0, error, 0.0, 0.0)
+            for kind, error in ((replay.HONEST, honest), (replay.LIE, lie))
+        ]
+        return [line[:4] for line in replay.option_verdicts(rows)]
+
+    for job in replay.OPTIONS:
+        assert lines(job, 1e-5, 6e-3) == ["held"] and lines(job, 2e-4, 6e-3) == lines(job, 1e-5, 4e-3) == ["MISS"]
+    assert lines(replay.TEXTBOOK, 2e-3, 0.9) == ["held"] and lines(replay.TEXTBOOK, 1e-5, 0.9) == ["MISS"]
+    control = replay.Row(replay.TEXTBOOK, replay.HONEST, "fp32 on cpu", "", 0, 0.5, 0.0, 0.0)
+    assert replay.gaps([control]) == {}, "a control says nothing about tolerances"
+
+
+def test_options_have_narrower_bounds_than_the_tolerance_of_a_job() -> None:
+    def rows(honest: float, lie: float) -> list[replay.Row]:
+        kinds = {replay.HONEST: honest, replay.LIE: lie}
+        return [replay.Row("sam", kind, "fp32 on cpu", "", 0, error, 0.0, 0.0) for kind, error in kinds.items()]
+
+    found = {"hashes": {}, "torch": {}, "differing": []}
+    for honest, lie, held in ((9e-5, 6e-3, "held"), (2e-4, 6e-3, "MISS"), (9e-5, 4e-3, "MISS")):
+        said = {line.split(":")[0][7:]: line[:4] for line in replay.verdicts(rows(honest, lie), found)}
+        assert said["sam, fp32 on cpu"] == held and said["fp32 on cpu"] == "held"
+
+
+def test_a_replay_with_other_data_or_another_radius_computes_with_them() -> None:
+    spec = replace(replay.JOBS["sam-per-step"], batch=2, micro_batch=2)
+    kept = dict(replay.original(spec, 0))
+    opened = (
+        (variant, partial(replay.engine_of, device="cpu", variant=variant)) for variant in (replay.EVERYWHERE, *replay.LIES)
+    )
+    errors = {variant.name: replay.replay(spec, 0, kept, variant, open_engine)[0] for variant, open_engine in opened}
+    assert errors.pop("") == 0.0 and min(errors[name] for name in errors if "rate" not in name and "steps" not in name) > 5e-3
+
+
+@pytest.mark.parametrize(
+    ("honest", "false", "loss", "held"),
+    [(0.05, 0.16, 1e-3, ["held", "held"]), (0.051, 0.15, 0.0, ["MISS", "held"]), (0.01, 0.14, 2e-3, ["MISS", "MISS"])],
+)
+def test_audits_in_bf16_compare_payloads_and_losses(honest: float, false: float, loss: float, held: list[str]) -> None:
+    rows = [
+        replay.Row("per-step-bf16", replay.HONEST, "audited bf16 on cpu", "", 0, 0.5, honest, loss),
+        replay.Row("per-step-bf16", replay.LIE, "audited bf16 on cpu", "", 0, 0.5, false, 1.0),
+    ]
+    found = {"hashes": {}, "torch": {}, "differing": []}
+    assert [line[:4] for line in replay.verdicts(rows, found)] == [*held, "held"]
+
+
+def test_lies_of_the_benchmark_draw_other_examples_than_the_honest_replay() -> None:
+    spec = replay.JOBS["per-step-bf16"]
+    place = (replay.JOB, 0, replay.TRAINER, 0, spec.batch)
+    honest = replay.engine_of(spec, "cpu", replay.EVERYWHERE).draw_batch(*place)
+    lies = [lie for lie in replay.LIES if lie.kind == replay.LIE and lie.radius == lie.steps == 1]
+    assert len(lies) == 3
+    for lie in lies:
+        drawn = replay.engine_of(spec, "cpu", lie).draw_batch(*place)
+        assert drawn.shape == honest.shape and not np.array_equal(drawn, honest), lie.name
+
+
+# Ternary matrices -------------------------------------------------------------------------------------------------------
+
+
+def test_each_side_is_shown_at_its_best_rate_and_has_verdicts() -> None:
+    def row(side: str, rate: float, bits: float, seed: int = 0, int8: float | None = None, gradient: float = 1.0) -> ternary.Row:
+        return ternary.Row(side, seed, rate, bits, int8, gradient, None, 0.01)
+
+    sizes = ternary.Sizes(1600, 6400, 400, 4, 900, True)
+    dense = [row(ternary.DENSE, 0.03, 2.0), row(ternary.DENSE, 0.06, 2.4), row(ternary.DENSE, 0.06, 1.9, seed=1)]
+    dense.append(row(ternary.DENSE, 0.03, 2.0, seed=1))
+    assert {each.rate for each in ternary.best(dense)[ternary.DENSE]} == {0.03}
+    learns = row(ternary.TERNARY, 0.06, 2.1, int8=2.101)
+    control = row(ternary.CONTROL, 0.06, 3.0, int8=3.0, gradient=0.0)
+
+    def told(*rows: ternary.Row, sizes: ternary.Sizes = sizes) -> list[str]:
+        return [line[:4] for line in ternary.verdicts([*dense, *rows], sizes)]
+
+    assert told(learns, control) == ["held"] * 4
+    assert told(replace(learns, bits=2.21, int8_bits=2.21), control) == ["MISS", "held", "held", "held"]
+    assert told(replace(learns, int8_bits=2.106), control) == ["held", "MISS", "held", "held"]
+    assert told(learns, replace(control, gradient=1e-9)) == ["held", "held", "MISS", "held"]
+    assert told(sizes=replace(sizes, codes_bytes=401)) == told(sizes=replace(sizes, is_exact=False)) == ["MISS"]
+
+
+def test_a_layer_without_the_estimator_gets_no_gradient_and_packing_is_exact() -> None:
+    row, last = ternary.train(ternary.CONTROL, 0, 0.03, 2)
+    assert row.gradient == 0 and row.levels_changed is not None and row.levels_changed < 1e-3
+    learns, last = ternary.train(ternary.ROUNDS, 0, 0.06, 2)
+    assert learns.gradient > 0 and learns.levels_changed is not None and learns.levels_changed > 1e-3
+    sizes = ternary.measure_sizes(ternary.spec_of(ternary.ROUNDS, 0, 2), last)
+    assert sizes.is_exact and 16 * sizes.codes_bytes == sizes.float32_bytes
 
 
 # Attacks -------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -116,7 +117,7 @@ def seen() -> dict[str, bool]:
         "news": any(tells.__module__ == "tests.notes.module" for tells in objects_of("event_lines")),
         "event kinds": "scribe" in event_kinds(),
         "failures": any(find.__module__ == "tests.notes.module" for find in objects_of("failures")),
-        "engines": "slate" in features.engines() and "pytorch or slate" in run_help,
+        "engines": "slate" in features.engines() and "pytorch, tinygrad, jax or slate" in run_help,
         "layers": "squares" in layer_names() and SQUARES.problem() is None,
         "worker requests": "count-parameters" in features.worker_requests(),
         **seen_on_the_web(load_site(FEATURES)),
@@ -194,21 +195,27 @@ def test_all_that_features_name_is_there(feature: None) -> None:
             item.routes,
             item.pages,
             *item.services.values(),
-            *item.engines.values(),
-            *item.implementations.values(),
+            *(kind.backend for kind in item.engines.values()),
+            *(kind.compiler for kind in item.engines.values()),
+            *(place for engine, place in item.implementations.items() if is_imported_here(engine)),
             item.layers,
             item.worker_requests,
         ]
         assert all(import_object(place) is not None for place in named_by_it if place)
-    for name, place in features.engines().items():
-        assert import_object(place).name == name
-    implementations = [(engine, import_object(place)) for item in FEATURES for engine, place in item.implementations.items()]
+    for name, kind in features.engines().items():
+        assert import_object(kind.backend).name == name
+    implementations = [
+        (engine, import_object(place))
+        for item in FEATURES
+        for engine, place in item.implementations.items()
+        if is_imported_here(engine)
+    ]
     assert {engine for engine, _ in implementations} <= features.engines().keys()
     assert {name for _, found in implementations for name in found.layers} == set(layer_names()), "an engine computes each layer"
-    for kind in features.worker_requests().values():
-        handler = import_object(kind.handler)
+    for request in features.worker_requests().values():
+        handler = import_object(request.handler)
         hints = get_type_hints(handler, {**vars(sys.modules[handler.__module__]), "WorkerContext": WorkerContext})
-        assert [*hints.values()] == [WorkerContext, kind.request, kind.reply], kind.handler
+        assert [*hints.values()] == [WorkerContext, request.request, request.reply], request.handler
     computed = {name for _, found in implementations for name in found.objectives}
     for objective in map(registry.find_objective, registry.objective_names()):
         assert objective is not None
@@ -218,6 +225,23 @@ def test_all_that_features_name_is_there(feature: None) -> None:
     for role in features.roles().values():
         check_roles(role.registered_roles)
         assert len(role.registered_roles) <= ROLES_MAX
+
+
+def is_imported_here(engine: str) -> bool:
+    """Return true if an engine's code may be imported: other libraries read their settings at the first import."""
+    return features.engines()[engine].package in ("", "torch")
+
+
+@pytest.mark.real("processes")
+def test_a_peer_imports_no_library_of_an_engine_to_list_it() -> None:
+    script = (
+        "import sys\nfrom peer.api.handlers import local_peer_handler as handler\nfrom peer import features\n"
+        "views = [handler._engine_view(name) for name in features.engines()]\n"
+        "imported = [kind.package for kind in features.engines().values() if kind.package in sys.modules]\n"
+        "print([view.engine for view in views], imported)"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == f"{list(features.engines())} []"
 
 
 @pytest.mark.parametrize(
@@ -501,7 +525,7 @@ def test_a_model_with_a_layer_has_the_tensors_and_bounds_of_the_layer(
         assert SQUARES.problem() == "18 tensors in 2 layers are more than 17"
     requires = JobModelStore(tmp_path).terms_of_spec(SQUARES.encode()).requires
     assert "notes" in {module.name for module in requires}, "voters that do not know the layer train no model with it"
-    with pytest.raises(UserError, match=r"no tensor for 'layers\.0\.scale\.weight'"):
+    with pytest.raises(UserError, match="takes models with feed_forward 'swiglu', not 'squares'"):
         huggingface_model.llama_tensor_names(SQUARES.model)
     with pytest.raises(UserError, match=r"does not support the tensor 'layers\.0\.scale\.weight'"):
         gguf.write_gguf(BytesIO(), {}, SQUARES.model, list(views.items()), is_half=False)
@@ -534,15 +558,15 @@ async def test_the_engine_trains_a_layer_of_the_feature_and_its_worker_serves_th
             await nursery.start(other.run)
             with pytest.raises(WorkerFailed, match=r"'count-parameters'.*: this worker has .*open-job, propose"):
                 await other.ask(CountParameters(bytes(32)))
-            with pytest.raises(WorkerFailed, match=r"unknown layer model\.feed_forward 'squares': choose one of swiglu"):
+            with pytest.raises(WorkerFailed, match=r"unknown layer model\.feed_forward 'squares': choose one of swiglu, experts"):
                 await other.ask(opening)
             nursery.cancel_scope.cancel()
 
 
 async def test_without_the_line_an_unknown_layer_or_request_is_refused_by_name() -> None:
-    with pytest.raises(UserError, match=r"unknown layer model\.feed_forward 'squares': choose one of swiglu"):
+    with pytest.raises(UserError, match=r"unknown layer model\.feed_forward 'squares': choose one of swiglu, experts"):
         SQUARES.validated()
-    with pytest.raises(RemoteProtocolError, match=r"unknown layer model\.feed_forward 'squares': choose one of swiglu"):
+    with pytest.raises(RemoteProtocolError, match=r"unknown layer model\.feed_forward 'squares': choose one of swiglu, experts"):
         JobSpec.decode(SQUARES.encode())
     with pytest.raises(LocalProtocolError, match="worker request 'count-parameters': this program has open-job, propose"):
         await WorkerSupervisor().ask(CountParameters(bytes(32)))
@@ -556,7 +580,10 @@ def test_a_layer_in_another_place_than_its_own_is_refused() -> None:
 
 def test_an_engine_without_an_implementation_of_a_layer_names_it(feature: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(engine_implementations._places, "pytorch", engine_implementations._places["pytorch"][:1])
-    with pytest.raises(UserError, match="'pytorch' cannot compute the layer 'squares': it computes dense, attention, swiglu"):
+    with pytest.raises(
+        UserError,
+        match="'pytorch' cannot compute the layer 'squares': it computes dense, ternary, attention, sliding-window, swiglu",
+    ):
         engine_implementations.layer_implementation("pytorch", "squares")
 
 

@@ -21,6 +21,7 @@ MODULES_OF_FOLDER_MAX = 20
 NOUNS = {
     "framing": "of messages on a stream",
     "sampling": "of tokens, prompts or tasks",
+    "training": "local training: the steps of one trainer between two aggregations",
 }
 # Verbs without a meaning of their own. `hold` is for locks.
 VAGUE = {

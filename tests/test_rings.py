@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from datetime import date
 from pathlib import Path
@@ -23,6 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import rings, run
+from tests.peer.processes import wait_for_ends
 from tests.waiting import PatienceEnded, ended_in_patience, in_time, patience, patience_seconds, run_process
 
 Forbidden = pytest.fail.Exception
@@ -249,6 +252,7 @@ def test_a_test_whose_patience_ended_passes_at_its_second_try(
 
 
 SURVIVED = """
+import signal
 import socket
 
 def test_survives():
@@ -332,3 +336,108 @@ def test_the_digest_of_files_is_of_names_and_contents_of_all_that_git_would_add(
     second = run.digest_of_files()
     (tmp_path / "a").rename(tmp_path / "b")
     assert len({first, second, run.digest_of_files()}) == 3
+
+
+@pytest.mark.real("processes")
+def test_idle_steps_run_beside_those_before_them_and_are_reported_at_their_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = tmp_path / "begun"
+    commands = {"simulator": ["-c", f"open({str(begun)!r}, 'w'); print('seeds')"], "mutants": ["-c", "print('bugs'); exit(3)"]}
+    monkeypatch.setattr(run, "RUNS", tmp_path)
+    monkeypatch.setattr(run, "digest_of_files", lambda: "these files")
+    monkeypatch.setattr(run, "IDLE", commands)
+    monkeypatch.setattr(run, "STEPS", {"real": lambda: wait_for(begun.exists), "simulator": None, "mutants": None, "demo": None})
+    assert run.main([]) == 3
+    printed = [word for word in capsys.readouterr().out.split() if word in {"real", "seeds", "bugs", *commands}]
+    assert printed == ["real", "simulator", "seeds", "mutants", "bugs"]
+    assert json.loads((tmp_path / "steps.json").read_text()) == {"real": "these files", "simulator": "these files"}
+
+
+@pytest.mark.real("processes")
+def test_an_idle_step_has_the_least_priority_and_ends_with_its_processes_where_another_step_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child, new = tmp_path / "child", tmp_path / "new"
+    monkeypatch.setattr(run, "IDLE", {"simulator": ["-c", PARENT, str(new), str(child)], "mutants": []})
+    steps = run.IdleSteps(["simulator", "mutants"], tmp_path)
+    try:
+        wait_for(child.exists)
+        pid = int(child.read_text())
+        wait_for(lambda: priorities(pid) <= {run.LEAST_PRIORITY})
+        if not os.geteuid():
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(steps.wait, "simulator")
+                try:
+                    wait_for(lambda: priorities(pid) <= {run.USUAL_PRIORITY})
+                finally:
+                    steps.stop()  # the thread waits for the step
+    finally:
+        steps.stop()
+    wait_for_ends([pid])
+    assert not (tmp_path / "mutants").exists()
+
+
+@pytest.mark.real("processes")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_idle_steps_end_with_the_run_at_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+    child = tmp_path / "child"
+    idle = {"simulator": ["-c", PARENT, str(tmp_path / "new"), str(child)]}
+    with subprocess.Popen([sys.executable, "-c", RUN, json.dumps(idle), str(tmp_path)], cwd=run.ROOT) as process:
+        try:
+            wait_for(child.exists)
+            process.send_signal(number)
+            with in_time():
+                assert process.wait(patience_seconds()) != 0
+        finally:
+            process.kill()
+    wait_for_ends([int(child.read_text())])
+
+
+RUN = """
+import json, pathlib, sys, time
+from tests import run
+
+run.IDLE, run.RUNS = json.loads(sys.argv[1]), pathlib.Path(sys.argv[2])
+run.digest_of_files = lambda: "these files"
+run.STEPS = {"real": lambda: time.sleep(600), "simulator": None}
+run.exit_on_signals()
+run.main([])
+"""
+
+
+@pytest.mark.parametrize("error", [BlockingIOError, PermissionError, FileNotFoundError])
+def test_a_session_whose_priority_cannot_be_changed_keeps_it(monkeypatch: pytest.MonkeyPatch, error: type[OSError]) -> None:
+    def refuse(*arguments: object) -> int:
+        raise error
+
+    monkeypatch.setattr(os, "setpriority", lambda *arguments: None)
+    monkeypatch.setattr(Path, "write_text", refuse)
+    run.set_priority(os.getpid(), run.LEAST_PRIORITY)
+
+
+PARENT = """
+import os, subprocess, sys
+
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+new, file = sys.argv[1:]
+with open(new, "w") as written:
+    written.write(str(child.pid))
+os.rename(new, file)
+child.wait()
+"""
+
+
+def priorities(pid: int) -> set[int]:
+    """Return the priorities of the process's parent, and of its session on Linux."""
+    session = Path(f"/proc/{pid}/autogroup")
+    found = {int(session.read_text().split()[-1])} if session.exists() else set[int]()
+    return found | {os.getpriority(os.PRIO_PROCESS, os.getpgid(pid))}
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + patience_seconds()
+    while not condition():
+        if time.monotonic() > deadline:
+            raise PatienceEnded("the condition never held")
+        time.sleep(0.01)

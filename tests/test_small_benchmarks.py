@@ -1,6 +1,6 @@
 """Small benchmarks measure their stated quantities.
 
-They are: reviews as preferences, application of blocks, curation, tables, and steps of programs.
+They are: reviews as preferences, application of blocks, curation, tables, options of optimizers, and steps of programs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import trio
 
-from benchmarks import apply, request_times, reviews, rlhf_text, tables, tinker
+from benchmarks import apply, grokking, request_times, reviews, rlhf_text, tables, tinker
 from benchmarks.curation import ASKED, PROJECT_TASKS, VOTES, Batches, Chain, Closing, Figures, Filler, timed, verdicts
 from benchmarks.request_times import RequestTimes, read_times
 from benchmarks.verdicts import MISSED
@@ -228,3 +228,40 @@ def test_every_bound_of_a_program_s_steps_is_held_and_missed() -> None:
     idles = [replace(idle, rounds=1), replace(idle, requests=1)]
     lines = list(tinker.verdicts(worse, idles))
     assert len(lines) == 6 and all(line.startswith(MISSED) for line in lines)
+
+
+@pytest.mark.parametrize("arm", grokking.ADDITION_ARMS)
+def test_rows_of_the_addition_have_one_start_and_differ_by_their_option_alone(arm: str) -> None:
+    row, again = (grokking.addition(arm, 0, 1.0, 2 * grokking.EVALUATED_STEPS) for _ in range(2))
+    assert replace(row, seconds=0.0) == replace(again, seconds=0.0)
+    assert (row.steps, row.passes) == (20, 40 if arm == "sam" else 20) and row.generalized is None
+    specs = [replace(grokking.ADDITION, **options) for options in grokking.ADDITION_ARMS.values()]  # type: ignore[arg-type]
+    assert len({spec.encode() for spec in specs}) == len(specs)
+    examples, held_out = grokking.pairs(0)
+    sets = [set(map(tuple, part.tolist())) for part in (examples, held_out)]
+    assert not sets[0] & sets[1] and len(sets[0] | sets[1]) == grokking.MODULUS**2 and len(sets[0]) == grokking.MODULUS**2 // 2
+
+
+def test_an_easy_sum_is_seen_to_be_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a held-out part that differs from the examples, both counts are the same step."""
+    examples, _ = grokking.pairs(0)
+    monkeypatch.setattr(grokking, "pairs", lambda seed: (examples, examples))
+    monkeypatch.setattr(grokking, "ADDITION", replace(grokking.ADDITION, inner_rate=0.01))
+    row = grokking.addition("plain", 0, 0.0, 300)
+    assert row.learned == row.generalized is not None and grokking.cells(row)[1] == str(row.generalized)
+    assert grokking.cells(grokking.addition("plain", 0, 0.0, 10))[1] == "not within 10"
+
+
+def test_rows_on_text_take_equal_steps_or_equal_passes() -> None:
+    rows = {arm: grokking.on_text(arm, 0, 0.1, 1) for arm in ("plain", "sam, equal passes")}
+    assert {arm: (row.steps, row.passes) for arm, row in rows.items()} == {"plain": (10, 10), "sam, equal passes": (5, 10)}
+    bits = {arm: row.bits for arm, row in rows.items()}
+    assert all(value is not None and 1 < value < 8 for value in bits.values()) and len(set(bits.values())) == 2
+
+
+def test_rows_are_planned_at_equal_weight_decay() -> None:
+    arms: dict[tuple[str, int, float], list[str]] = {}
+    for task, arm, seed, decay in grokking.planned(grokking.TASKS, (0, 1)):
+        arms.setdefault((task, seed, decay), []).append(arm)
+    assert {place[0]: of for place, of in arms.items()} == {"addition": [*grokking.ADDITION_ARMS], "text": [*grokking.TEXT_ARMS]}
+    assert len(arms) == 2 * (len(grokking.WEIGHT_DECAYS) + 1) and all("plain" in of for of in arms.values())

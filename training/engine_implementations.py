@@ -6,7 +6,7 @@ engine first needs them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -59,9 +59,14 @@ def layer_implementation(engine: str, layer: str) -> Any:
     return _find("layer", engine, layer, _imported(_places.get(engine, ())).layers)
 
 
-def _find(what: str, engine: str, name: str, known: Mapping[str, T]) -> T:
-    if name not in known:
+def require_implemented(what: str, engine: str, name: str, known: Iterable[str]) -> None:
+    """Raise `UserError` if `name` is not among the values of a job that the engine computes."""
+    if name not in (known := tuple(known)):
         raise UserError(f"the engine {engine!r} cannot compute the {what} {name!r}: it computes {', '.join(known) or 'none'}")
+
+
+def _find(what: str, engine: str, name: str, known: Mapping[str, T]) -> T:
+    require_implemented(what, engine, name, known)
     return known[name]
 
 

@@ -29,6 +29,7 @@ class EngineResources:
     gpus: int = 0  # number of processes that train together, each on its own GPU or all on the CPU; 0: one process
     parallel: ParallelMode = ParallelMode.OFF
     compile: bool = False  # True if losses are compiled for the device, where that works.
+    cache_folder: str = ""  # folder for compiled programs, in the data directory; empty: they are not kept
     recompute: bool = False  # True if a pass stores only the inputs of layers, and recomputes other results for the gradient.
 
     def arguments(self) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 from ledger.jobs import ModelReference
 from protocol import codec
-from protocol.codec import Between, Count, Digest, Length
+from protocol.codec import Between, Count, Digest, Length, added_field
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import (
     AUDIT_WINDOW_MAX,
@@ -27,7 +27,7 @@ from protocol.messages import Name
 from protocol.name_validation import name_problem
 from training.objectives import registry
 from training.objectives.objective import Objective
-from training.transformer import BYTES, TENSORS_MAX, ModelSpec, layer_names
+from training.transformer import BYTES, TENSORS_MAX, Experts, ModelSpec, TernaryLinear, layer_names
 
 ROUNDS_MAX = 1_000_000  # most rounds of a job: at one round a minute it ends after two years
 LOCAL_STEPS_MAX = 10_000  # most local steps of a round: the round and its re-execution must end
@@ -60,6 +60,13 @@ SUSPENSION_ROUNDS_MAX: Final = 100_000
 TOLERANCE_MIN: Final = 1e-3
 # Largest tolerance of a replay: an update without any work has error 1, one with half of the work less.
 TOLERANCE_MAX: Final = 0.1
+# Least and default tolerance of a replay in bf16. Replays of one gradient with other instruction sets and micro-batches have
+# errors of at most 0.021 while a model learns, and false ones of at least 0.28 (decision 152).
+BF16_TOLERANCE: Final = 0.05
+BF16_BITS: Final = 4  # bits of a level with which replays in bf16 were measured: errors are relative to the width of a level
+# Least number of tokens in a batch of jobs with sampled audits in bf16. Auditors also compare mean losses, which may differ by
+# 0.001. Those of 1,024 tokens differ by 0.0005 between processors, and those of 128 by up to 0.0013.
+BF16_TOKENS_MIN: Final = 1_024
 
 # Least audit rate, with which a job relies on volunteers alone. At smaller rates, rounding decides if any proposal can be drawn.
 AUDIT_RATE_MIN: Final = 1e-9
@@ -70,6 +77,11 @@ INNER_RATE_MIN: Final = 1e-6
 # Least norm to which gradients are clipped. With a smaller one, squares of gradients are subnormal numbers, and processors differ
 # in which of these become zero.
 CLIP_MIN: Final = 1e-6
+
+# Largest radius of SAM and largest factor of Grokfast. Useful values are about 0.05 and 2.
+SAM_RADIUS_MAX: Final = 10.0
+GROKFAST_MAX: Final = 100.0
+GROKFAST_DECAY: Final = 0.98  # default decay of Grokfast's slow gradient, that of its paper for modular arithmetic
 
 NORM_START_MAX: Final = 1e9  # largest initial median norm: every voter squares it exactly, and no float may overflow
 
@@ -84,13 +96,16 @@ FLOATS_MAX: Final = {
     "initial_norm": NORM_START_MAX,
     "proposal_seconds": 86_400.0,
     "replay_tolerance": TOLERANCE_MAX,
+    "sam_radius": SAM_RADIUS_MAX,
+    "grokfast": GROKFAST_MAX,
 }
 # Least values of fields. With smaller values honest updates differ between processors by more than auditors may tolerate.
 FLOATS_MIN: Final = {"inner_rate": INNER_RATE_MIN, "gradient_clip": CLIP_MIN, "replay_tolerance": TOLERANCE_MIN}
 
 POSITIVE: Final = ("inner_rate", "gradient_clip", "outer_rate", "initial_norm", "proposal_seconds", "replay_tolerance")
 SHARES: Final = ("inner_rate_floor", "outer_momentum", "feedback_decay", "audit_rate")  # fields with values from 0 to 1
-DECAYS: Final = ("beta1", "beta2")  # fields with values from 0 to less than 1
+DECAYS: Final = ("beta1", "beta2", "grokfast_decay")  # fields with values from 0 to less than 1
+NOT_NEGATIVE: Final = ("weight_decay", "sam_radius", "grokfast")  # fields with values from 0
 
 
 class AuditMode(enum.StrEnum):
@@ -110,7 +125,9 @@ class Precision(enum.StrEnum):
     """Precision of matrix products in local steps. Parameters, moments and sums are always float32."""
 
     FP32 = "fp32"
-    BF16 = "bf16"  # BF16 is several times faster on GPUs. Replays differ by more than a small attack, so audits are impossible.
+    # BF16 is several times faster on GPUs. Only single gradients can be audited: replays of several local steps differ by more
+    # than a small attack.
+    BF16 = "bf16"
 
 
 class OuterOptimizerKind(enum.StrEnum):
@@ -129,6 +146,7 @@ OUTER_SLOTS: Final[dict[OuterOptimizerKind, tuple[str, ...]]] = {
     OuterOptimizerKind.SIGN: ("momentum",),
     OuterOptimizerKind.ADAMW: ("first", "second"),
 }
+SLOW_GRADIENT: Final = "slow"  # name of Grokfast's vector, the last one of a job that has it
 
 
 class InnerOptimizerKind(enum.StrEnum):
@@ -253,7 +271,7 @@ class JobSpec:
     uplink_mbit_min: Annotated[int, Between(1, UPLINK_MBIT_MAX)] = UPLINK_MBIT_MIN
     """Sampled audits: uplink that a trainer needs, in Mbit/s. With a slower one it may be suspended for withheld buffers."""
     precision: Precision = Precision.FP32
-    """Precision of matrix products in local steps. Nobody can audit `bf16`, so it needs `audit=off`."""
+    """Precision of matrix products in local steps. Several local steps in `bf16` need `audit=off`."""
     initial_model: Digest | None = None
     """Blob of the initial parameters (`training.parameter_blob`), for a model that no job of this network trained."""
     licence: Name | None = None
@@ -264,6 +282,12 @@ class JobSpec:
     """First rounds, whose payloads have 4 bits for each element."""
     preparation: PreparationCounts | None = None
     """Counts from the preparation of the data's file. None: the file was used unchanged."""
+    sam_radius: float = added_field(0.0)  # after 0.3.0
+    """Sharpness-aware steps (SAM): each gradient is that at a point this far along the gradient, by a second pass. 0: no SAM."""
+    grokfast: float = added_field(0.0)  # after 0.3.0
+    """Grokfast: the outer step adds the slow gradient times this factor to the aggregate. 0: no Grokfast."""
+    grokfast_decay: float = added_field(GROKFAST_DECAY)  # after 0.3.0
+    """Decay of the slow gradient, an average of aggregates, with `grokfast` above 0."""
 
     @property
     def resolved_objective(self) -> Objective:
@@ -310,6 +334,11 @@ class JobSpec:
     @property
     def is_reexecuted(self) -> bool:
         return self.audit is not AuditMode.OFF
+
+    @property
+    def is_reexecuted_in_bf16(self) -> bool:
+        """True if replays are in bf16. Programs of 0.3.0 refuse such a job."""
+        return self.precision is Precision.BF16 and self.is_reexecuted
 
     @property
     def has_estimates(self) -> bool:
@@ -394,7 +423,9 @@ class JobSpec:
 
     def _number_problem(self) -> str | None:
         for name, value in FLOATS_MAX.items():
-            if not getattr(self, name) <= value:  # The comparison also fails for NaN.
+            if math.isnan(getattr(self, name)):
+                return f"{name} must be a number up to {value:g}, not nan"
+            if getattr(self, name) > value:
                 return f"{name} must be at most {value:g}, not {getattr(self, name)}"
         for name in POSITIVE:
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
@@ -408,8 +439,9 @@ class JobSpec:
         for name in DECAYS:
             if not 0 <= getattr(self, name) < 1:
                 return f"{name} must be at least 0 and below 1, not {getattr(self, name)}"
-        if not self.weight_decay >= 0:
-            return f"weight_decay must be at least 0, not {self.weight_decay}"
+        for name in NOT_NEGATIVE:
+            if not getattr(self, name) >= 0:
+                return f"{name} must be at least 0, not {getattr(self, name)}"
         return None
 
     def _combination_problem(self) -> str | None:
@@ -448,13 +480,32 @@ class JobSpec:
             return f"inner {self.inner.value!r} has no effect with outer 'adamw', which sends gradients: use outer 'nesterov'"
         if self.sends_gradients and self.inner_state is InnerStatePolicy.KEEP:
             return "inner_state 'keep' has no effect with outer 'adamw', which sends gradients: use inner_state 'reset'"
-        return self._audit_problem() or self._memory_problem()
+        return self._option_problem() or self._audit_problem() or self._memory_problem()
+
+    def _option_problem(self) -> str | None:
+        kind = self.resolved_objective
+        if self.sam_radius and (kind.on_request or not kind.needs_worker):
+            none = f"has no effect in a job of the objective {self.objective!r}, which has no local steps"
+            return f"sam_radius {self.sam_radius:g} {none}: leave it out"
+        if self.inner is InnerOptimizerKind.MUON and self.is_reexecuted and self.model.feed_forward == Experts.name:
+            # The gradient jumps where a router changes its choice, and Muon enlarges the jump.
+            both = f"inner 'muon' with model.feed_forward {self.model.feed_forward!r} and audit {self.audit.value!r}"
+            return f"{both}: some honest re-executions differ by 0.005 and more; use inner 'adamw', or audit 'off'"
+        if self.sam_radius and self.model.linear == TernaryLinear.name:
+            # The second pass would compute the levels again, and honest replays would differ where a weight is beside an edge.
+            both = f"sam_radius {self.sam_radius:g} with model.linear {self.model.linear!r}"
+            return f"{both}: replays of this pair were not measured; leave one of them out"
+        if self.grokfast and kind.on_request:
+            theirs = f"in a job of the objective {self.objective!r}, whose programs choose each outer step"
+            return f"grokfast {self.grokfast:g} {theirs}: leave it out"
+        if self.grokfast_decay != GROKFAST_DECAY and not self.grokfast:
+            return f"grokfast_decay {self.grokfast_decay:g} has no effect without grokfast: set grokfast above 0, or leave it out"
+        return None
 
     def _audit_problem(self) -> str | None:
         is_sampled = self.audit is AuditMode.SAMPLED
-        if self.precision is Precision.BF16 and self.is_reexecuted:
-            differ = "honest re-executions in bf16 differ by 0.13 of an update, and small attacks by only 0.011"
-            return f"precision 'bf16' with audit {self.audit.value!r}: {differ}; use audit 'off', or precision 'fp32'"
+        if self.is_reexecuted_in_bf16 and (problem := self._bf16_problem()):
+            return f"precision 'bf16' with audit {self.audit.value!r} and {problem}, or audit 'off', or precision 'fp32'"
         if not is_sampled and self.uplink_mbit_min != UPLINK_MBIT_MIN:
             return f"uplink_mbit_min {self.uplink_mbit_min} has no effect with audit {self.audit.value!r}: leave it out"
         if not is_sampled and self.final_full_audit_rounds:
@@ -481,6 +532,33 @@ class JobSpec:
         if self.object_bytes_max > BLOB_BYTES_MAX:
             size = f"its largest object has {self.object_bytes_max} bytes, and peers can download at most {BLOB_BYTES_MAX}"
             return f"{size}: use a smaller model, or inner_state 'reset'"
+        return None
+
+    def _bf16_problem(self) -> str | None:
+        """Return the value with which replays in bf16 are impossible, and another value."""
+        if not self.sends_gradients:
+            steps = f"outer {self.outer.value!r}, local_steps {self.local_steps}"
+            return f"{steps}: honest re-executions of such steps differ by 0.13, and small attacks by 0.011; use outer 'adamw'"
+        if not self.resolved_objective.is_replayable_in_bf16:
+            return f"objective {self.objective!r}: its gradients were not measured in bf16; use objective 'language'"
+        for kind in self.model.layer_kinds:
+            if not kind.is_replayable_in_bf16:
+                usual = getattr(ModelSpec(), kind.place.value)
+                return f"model.{kind.place.value} {kind.name!r}: its gradients were not measured in bf16; use {usual!r}"
+        if self.sam_radius:
+            return f"sam_radius {self.sam_radius:g}: its gradients were not measured in bf16; use sam_radius 0"
+        if self.has_estimates:
+            return "memory 'estimates': its buffers were not measured in bf16; use memory 'residual'"
+        if self.commits_to_buffer:
+            return f"feedback_decay {self.feedback_decay:g}: its buffers were not measured in bf16; use feedback_decay 0"
+        if self.bits != BF16_BITS:
+            return f"bits {self.bits}: payloads of as many bits were not measured in bf16; use bits {BF16_BITS}"
+        if self.replay_tolerance < BF16_TOLERANCE:
+            refused = f"replay_tolerance {self.replay_tolerance:g}: it would reject honest updates of other processors"
+            return f"{refused}; use at least {BF16_TOLERANCE:g}"
+        if self.audit is AuditMode.SAMPLED and self.batch * self.model.context < BF16_TOKENS_MIN:
+            differ = f"batch {self.batch}: mean losses of few tokens differ between processors"
+            return f"{differ}; use at least {-(-BF16_TOKENS_MIN // self.model.context)}"
         return None
 
     def _memory_problem(self) -> str | None:
@@ -531,10 +609,15 @@ class JobSpec:
         return (self.model_bytes + buffer + self.resolved_objective.declared_bytes_max(self)) * (self.rounds_audited + 1)
 
     @property
+    def outer_slots(self) -> tuple[str, ...]:
+        """Names of the vectors that the model has beside its parameters."""
+        return (*OUTER_SLOTS[self.outer], *((SLOW_GRADIENT,) if self.grokfast else ()))
+
+    @property
     def model_bytes(self) -> int:
         """Bytes of the parameters, the outer optimizer's state, and the largest number of estimates."""
         held = self.estimates_max if self.has_estimates else 0
-        return self.trained_parameters * (4 * (1 + len(OUTER_SLOTS[self.outer])) + held)
+        return self.trained_parameters * (4 * (1 + len(self.outer_slots)) + held)
 
     def encode(self) -> bytes:
         return codec.encode(self)
@@ -639,15 +722,17 @@ def complete_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
       arXiv:2102.02888).
     - Estimates have levels of eight bits. Their momentum replaces AdamW's first moment.
     - `sign` and Muon have their own default rates.
-    - Muon is the default if outer optimizer, memory and inner state have their defaults. It learns more in the same time
-      (`benchmarks.value`). Muon with kept moments was not measured.
+    - Muon is the default if outer optimizer, memory and inner state have their defaults, for models without experts. It learns
+      more in the same time (`benchmarks.value`). Muon with kept moments was not measured.
     - With payloads of eight bits there is no error feedback.
+    - Audits of steps in bf16 have a larger tolerance.
     - With audit 'full' the rule is the mean. Every accepted update was verified, and a robust rule would drop some of them.
     """
     usual, unset = PRESETS["per-step"], JobSpec(name="usual")
     # Muon is the default if these fields have their defaults: Nesterov, no estimates, and new moments in each round.
     steps = ("outer", "memory", "inner_state")
-    if all(fields.get(name, getattr(unset, name)) == getattr(unset, name) for name in steps):
+    has_experts = fields.get("model", unset.model).feed_forward == Experts.name
+    if not has_experts and all(fields.get(name, getattr(unset, name)) == getattr(unset, name) for name in steps):
         fields = {"inner": InnerOptimizerKind.MUON, **fields}
     rule = {"rule": AggregationRule.MEAN} if fields.get("audit", AuditMode.FULL) == AuditMode.FULL else {}
     rounds = min(usual["rounds"], fields.get("rounds", ROUNDS))
@@ -662,4 +747,6 @@ def complete_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     is_exact = fields.get("bits") == 8 and fields.get("memory") != FeedbackMemory.ESTIMATES
     decay = {"feedback_decay": 0.0} if is_exact else {}
     sampled = {"audit_rate": AUDIT_RATE} if fields.get("audit") == AuditMode.SAMPLED else {}
-    return said[0] | said[1] | said[2] | rule | sampled | decay | dict(fields)
+    is_half = fields.get("precision") == Precision.BF16 and fields.get("audit") != AuditMode.OFF
+    tolerance = {"replay_tolerance": BF16_TOLERANCE} if is_half else {}
+    return said[0] | said[1] | said[2] | rule | sampled | decay | tolerance | dict(fields)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ledger.core.genesis import ModuleVersion
-from ledger.jobs import AuditTerms, ClosedRound, Job, JobTerms
+from ledger.jobs import AuditTerms, ClosedRound, Job, JobsModuleV2, JobTerms
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError, UserError
 from protocol.identity import Signed
@@ -368,11 +368,15 @@ def _terms(spec: bytes, kind: Objective, answer_ms: int) -> JobTerms:
     from training.replicated.tensor_layout import layout_from_shapes
 
     job = JobSpec.decode(spec)
-    of_layers = [ModuleVersion(layer.module, layer.version) for layer in job.model.layer_kinds if layer.module]
+    required = [ModuleVersion(kind.module, kind.version)]
+    required += [ModuleVersion(layer.module, layer.version) for layer in job.model.layer_kinds if layer.module]
+    # Programs of 0.3.0 refuse replays in bf16, although they know the precision.
+    if codec.has_added_value(job) or job.is_reexecuted_in_bf16:
+        required.append(ModuleVersion(JobsModuleV2.name, JobsModuleV2.version))
     return JobTerms(
         name=job.name,
         objective=job.objective,
-        requires=tuple(dict.fromkeys((ModuleVersion(kind.module, kind.version), *of_layers))),
+        requires=tuple(dict.fromkeys(required)),
         rounds=job.rounds,
         audited=job.audit is AuditMode.FULL,
         needs_worker=kind.needs_worker,

@@ -23,6 +23,7 @@ from training.job_spec import (
     OuterOptimizerKind,
     complete_fields,
 )
+from training.transformer import LayerPlace, ModelSpec
 
 LOST_MAX: Final = 2.0  # largest accepted loss of accuracy, in percentage points
 # Largest accepted factor by which an attack raises the held-out loss of a language model, in jobs without audits.
@@ -43,6 +44,8 @@ MEASURED_FIELDS: Final = (
     "feedback_decay",
     "rule",
     "compression_warmup_rounds",
+    "sam_radius",
+    "grokfast",
 )
 
 
@@ -77,7 +80,7 @@ SAFE_WITH_SAMPLED_AUDITS: Final = (
     SafeNetwork(7, 2, 1.027, "per-step"),
 )
 # Fields of a job with sampled audits that must be equal to those of a preset, at most as large, or at least as large. All other
-# fields are free.
+# fields are free, but a model must have the usual kinds of layers (`_other_layers`).
 FIELDS_EQUAL: Final = (
     *(
         "inner",
@@ -91,6 +94,7 @@ FIELDS_EQUAL: Final = (
         "outer_momentum",
     ),
     *("feedback_decay", "rule", "replay_tolerance", "initial_norm", "memory", "precision"),
+    *("sam_radius", "grokfast", "grokfast_decay"),
 )
 FIELDS_AT_MOST: Final = ("local_steps", "inner_rate", "outer_rate", "compression_warmup_rounds")
 FIELDS_AT_LEAST: Final = ("audit_window", "suspension_rounds", "final_full_audit_rounds")
@@ -121,11 +125,19 @@ def _why(spec: JobSpec, trainers: int) -> str | None:
         return ONE_BIT_FELL
     measured = JobSpec(name="measured", **ESTIMATES)
     others = [f"{name} {getattr(spec, name)}" for name in MEASURED_FIELDS if getattr(spec, name) != getattr(measured, name)]
+    others += _other_layers(spec)
     if others or spec.inner_rate > measured.inner_rate:
         return f"{', '.join(others) or f'inner_rate {spec.inner_rate:g}'} was not measured to hold"
     if spec.resolved_objective.makes_text:
         return TEXT_FELL
     return None if _is_measured(SAFE_WITHOUT_AUDITS, spec, trainers) else _more(SAFE_WITHOUT_AUDITS, trainers)
+
+
+def _other_layers(spec: JobSpec) -> list[str]:
+    """Return the kinds of layers with which no attack was measured, for people."""
+    usual = ModelSpec()
+    places = [place.value for place in LayerPlace if getattr(spec.model, place.value) != getattr(usual, place.value)]
+    return [f"model.{place} {getattr(spec.model, place)}" for place in places]
 
 
 def _is_measured(rows: Sequence[SafeNetwork], spec: JobSpec, trainers: int) -> bool:
@@ -149,8 +161,9 @@ def _found_late(spec: JobSpec, trainers: int) -> str | None:
     others = [name for name in FIELDS_EQUAL if getattr(spec, name) != getattr(measured, name)]
     others += [name for name in FIELDS_AT_MOST if getattr(spec, name) > getattr(measured, name)]
     others += [name for name in FIELDS_AT_LEAST if getattr(spec, name) < getattr(measured, name)]
-    if others:
-        return f"{', '.join(f'{name} {getattr(spec, name)}' for name in others)} was not measured to hold"
+    unmeasured = [*(f"{name} {getattr(spec, name)}" for name in others), *_other_layers(spec)]
+    if unmeasured:
+        return f"{', '.join(unmeasured)} was not measured to hold"
     replays, least = (job.audit_rate * job.auditors for job in (spec, measured))
     if replays < least:
         return f"each update would be re-executed {replays:g} times on average, but at least {least:g} are needed"

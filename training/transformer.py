@@ -11,11 +11,11 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
-from protocol.codec import Between
+from protocol.codec import Between, added_field
 from protocol.limits import PARAMETERS_ALLOWED_MAX
 from protocol.messages import Name
 
@@ -36,6 +36,7 @@ NORM_EPSILON_MIN: Final = 1e-12  # least epsilon of RMSNorm: a row of zeros is m
 NORM_EPSILON_MAX: Final = 0.1
 LAYERS_MAX: Final = 1_024
 LAYER_TENSORS_MAX: Final = 9 * LAYERS_MAX  # most tensors of all layers: the default kinds have nine per layer
+EXPERTS_MAX: Final = 64  # most experts of a layer: replays with more were not measured
 # Most tensors of a model: beside its layers it has three, and the vectors of its objective.
 TENSORS_MAX: Final = LAYER_TENSORS_MAX + 9
 EMBEDDING: Final = "embedding.weight"
@@ -92,12 +93,19 @@ class ModelSpec:
     """Kind of attention."""
     feed_forward: Name = "swiglu"
     """Kind of feed-forward layers."""
+    experts: Annotated[int, Between(0, EXPERTS_MAX)] = added_field(0)
+    """Experts of each feed-forward layer, 2 to 64. 0: none."""
+    experts_per_token: Annotated[int, Between(1, EXPERTS_MAX)] = added_field(2)
+    """Experts that compute each token. With all of them the layer is a dense mixture."""
+    window: Annotated[int, Between(1, 2**31)] | None = added_field(None)
+    """Last tokens that attention sees, with the token itself. None: all."""
 
     def layers_problem(self) -> str | None:
         """Return an error's text if a kind of layer is unknown, or a size is impossible for a layer; None if all is valid.
 
         All other checks read the tensors of the kinds of layers, so this check comes first.
         """
+        used = set[str]()
         for place in LayerPlace:
             name = getattr(self, place.value)
             kind = find_layer(name, place)
@@ -107,6 +115,12 @@ class ModelSpec:
             problem = kind.sizes_problem(self)
             if problem:
                 return problem
+            used.update(kind.own_fields)
+        for other in LAYERS:
+            for field in set(other.own_fields) - used:
+                if getattr(self, field) != _defaults()[field]:
+                    without = f"{field} {getattr(self, field)} has no effect with {other.place} {getattr(self, other.place)!r}"
+                    return f"{without}: use {other.place} {other.name!r}"
         return None
 
     def problem(self) -> str | None:
@@ -126,6 +140,12 @@ class ModelSpec:
             return f"norm_epsilon must be in {NORM_EPSILON_MIN:g}..{NORM_EPSILON_MAX:g}, not {self.norm_epsilon:g}"
         return None
 
+    def with_window(self, window: int | None) -> ModelSpec:
+        """Return this model with another window. A window that is not shorter than the context has no effect and is left out."""
+        if window is None or window >= self.context:
+            return replace(self, attention=GroupedQueryAttention.name, window=None)
+        return replace(self, attention=WindowAttention.name, window=window)
+
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
         """The kinds of layers, in the order of `LayerPlace`. `layers_problem` has checked that all are known."""
@@ -138,6 +158,18 @@ class ModelSpec:
     def parameters(self) -> int:
         """Number of parameters in `tensor_shapes`."""
         return _count_parameters(self)
+
+    @property
+    def pass_parameters(self) -> int:
+        """Number of parameters that a pass computes with for each token: all except those of experts that are not chosen."""
+        return self.parameters - self.layers * sum(parameter.idle for parameter in layer_parameters(self))
+
+
+def int8_problem(model: ModelSpec) -> str | None:
+    """Return why the model cannot compute with activations of eight bits, for people; None if it can."""
+    if any(parameter.is_ternary for parameter in layer_parameters(model)):
+        return None
+    return f"quantise int8 needs ternary matrices, and this model has linear {model.linear!r}: leave the option out"
 
 
 # Kinds of layers ---------------------------------------------------------------------------------------------------
@@ -160,6 +192,8 @@ class LayerParameter:
     transformers: str = ""
     gguf: str = ""  # name of the tensor in GGUF, without the layer's prefix; empty: it has no name there
     rotary_heads: int = 0  # number of heads in the tensor's rows if rotary positions turn the rows; else 0
+    idle: int = 0  # number of elements that a pass does not compute with for a token
+    is_ternary: bool = False  # True: the model computes with the ternary weights of the tensor (`training.ternary`).
 
 
 def linear_deviation(inputs: int) -> float:
@@ -177,6 +211,9 @@ class LayerKind:
     # the layer. Empty: all networks know it.
     module: ClassVar[str] = ""
     version: ClassVar[int] = 1
+    # True: gradients of models with this layer were measured in bf16, and replays tell false ones from honest ones.
+    is_replayable_in_bf16: ClassVar[bool] = False
+    own_fields: ClassVar[tuple[str, ...]] = ()  # fields of `ModelSpec` that only this kind reads
 
     def sizes_problem(self, model: ModelSpec) -> str | None:
         """Return an error's text if a size of the model is impossible for the layer; None if all sizes are valid."""
@@ -218,6 +255,7 @@ def norm_weight(name: str, model: ModelSpec, transformers: str, gguf: str) -> La
 class DenseLinear(LinearKind):
     name = "dense"
     description = "a matrix of float32 numbers"
+    is_replayable_in_bf16 = True
 
     def matrix(
         self,
@@ -244,10 +282,44 @@ class DenseLinear(LinearKind):
         )
 
 
+class TernaryLinear(DenseLinear):
+    """BitNet b1.58 (Ma et al. 2024, arXiv:2402.17764), with activations in float32."""
+
+    name = "ternary"
+    description = "a matrix with one scale and elements −1, 0 or 1, which are made from float32 numbers (Ma et al. 2024)"
+    module, version = "jobs", 2
+    is_replayable_in_bf16 = False
+
+    def matrix(
+        self,
+        model: ModelSpec,
+        name: str,
+        outputs: int,
+        inputs: int,
+        *,
+        transformers: str,
+        gguf: str,
+        is_residual: bool = False,
+        rotary_heads: int = 0,
+    ) -> LayerParameter:
+        dense = super().matrix(
+            model,
+            name,
+            outputs,
+            inputs,
+            transformers=transformers,
+            gguf=gguf,
+            is_residual=is_residual,
+            rotary_heads=rotary_heads,
+        )
+        return replace(dense, is_ternary=True)
+
+
 class GroupedQueryAttention(BlockKind):
     name = "attention"
     description = "causal attention with grouped queries (Ainslie 2023) and rotary positions (Su 2021)"
     place = LayerPlace.ATTENTION
+    is_replayable_in_bf16 = True
 
     def sizes_problem(self, model: ModelSpec) -> str | None:
         if model.width % model.heads or (model.width // model.heads) % 2:
@@ -268,10 +340,26 @@ class GroupedQueryAttention(BlockKind):
         )
 
 
+class WindowAttention(GroupedQueryAttention):
+    """Attention with the tensors of `GroupedQueryAttention`, which are those of a Mistral in files of other programs."""
+
+    name = "sliding-window"
+    description = "causal attention to the last `window` tokens (Beltagy 2020, arXiv:2004.05150)"
+    module, version = "jobs", 2
+    is_replayable_in_bf16 = False
+    own_fields = ("window",)
+
+    def sizes_problem(self, model: ModelSpec) -> str | None:
+        if model.window is None or not 1 <= model.window <= model.context:
+            return f"window must be in 1..{model.context}, the context, not {model.window}"
+        return super().sizes_problem(model)
+
+
 class SwiGlu(BlockKind):
     name = "swiglu"
     description = "a gated feed-forward network (Shazeer 2020)"
     place = LayerPlace.FEED_FORWARD
+    is_replayable_in_bf16 = True
 
     def parameters(self, model: ModelSpec, linear: LinearKind) -> Sequence[LayerParameter]:
         width, hidden = model.width, model.hidden
@@ -283,9 +371,57 @@ class SwiGlu(BlockKind):
         )
 
 
+class Experts(BlockKind):
+    """A sparse mixture of SwiGLU networks (Shazeer 2017, arXiv:1701.06538).
+
+    A token's `experts_per_token` experts are those with the largest probabilities p of a router. The i-th one has the weight
+    p_i − p_(k+1), and p_i if all experts are chosen. An expert enters and leaves the choice with weight zero, so the output does
+    not jump where honest peers, which round differently, choose different experts (decision 150).
+    """
+
+    name = "experts"
+    description = "a sparse mixture of gated feed-forward networks, weighted continuously"
+    place = LayerPlace.FEED_FORWARD
+    module, version = "jobs", 2
+    is_replayable_in_bf16 = False
+    own_fields = ("experts", "experts_per_token")
+
+    def sizes_problem(self, model: ModelSpec) -> str | None:
+        if not model.experts:
+            return f"feed_forward {self.name!r} needs a number of experts: set experts to 2..{EXPERTS_MAX}"
+        if not 2 <= model.experts <= EXPERTS_MAX:
+            return f"experts must be in 2..{EXPERTS_MAX}, not {model.experts}: a single network is feed_forward 'swiglu'"
+        if model.linear != DenseLinear.name:
+            return f"experts {model.experts} need linear {DenseLinear.name!r}, not {model.linear!r}: no others were measured"
+        if not 1 <= model.experts_per_token <= model.experts:
+            return f"experts_per_token must be in 1..{model.experts}, the experts, not {model.experts_per_token}"
+        return None
+
+    def parameters(self, model: ModelSpec, linear: LinearKind) -> Sequence[LayerParameter]:
+        norm, *matrices = SwiGlu().parameters(model, linear)
+        # The router is always dense: rounded weights would choose other experts.
+        router = LayerParameter("router.weight", (model.experts, model.width), deviation=linear_deviation(model.width))
+        return replace(norm, transformers="", gguf=""), router, *(_stack(matrix, model) for matrix in matrices)
+
+
+def _stack(matrix: LayerParameter, model: ModelSpec) -> LayerParameter:
+    """Return the tensor of all experts' matrices: one tensor, since the number of tensors of a model is bounded."""
+    idle = (model.experts - model.experts_per_token) * math.prod(matrix.shape)
+    shape = (model.experts, *matrix.shape)
+    return replace(matrix, name=f"experts.{matrix.name}", shape=shape, transformers="", gguf="", idle=idle)
+
+
 # Registry ------------------------------------------------------------------------------------------------------------
 
-LAYERS: Final[tuple[LayerKind, ...]] = (DenseLinear(), GroupedQueryAttention(), SwiGlu())  # layers of this package
+# Layers of this package.
+LAYERS: Final[tuple[LayerKind, ...]] = (
+    DenseLinear(),
+    TernaryLinear(),
+    GroupedQueryAttention(),
+    WindowAttention(),
+    SwiGlu(),
+    Experts(),
+)
 
 _known = {kind.name: kind for kind in LAYERS}
 
@@ -306,6 +442,17 @@ def find_layer(name: str, place: LayerPlace) -> LayerKind | None:
 
 def layer_names() -> tuple[str, ...]:
     return tuple(_known)
+
+
+def complete_model_fields(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a model that a person set, with the kinds of layers that read them, unless these were set, too."""
+    changed = {name for name, value in said.items() if value != _defaults()[name]}
+    return {kind.place.value: kind.name for kind in LAYERS if not changed.isdisjoint(kind.own_fields)} | dict(said)
+
+
+@lru_cache(maxsize=1)
+def _defaults() -> Mapping[str, Any]:
+    return {field.name: field.default for field in fields(ModelSpec)}
 
 
 # Tensors -----------------------------------------------------------------------------------------------------------

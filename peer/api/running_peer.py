@@ -33,6 +33,7 @@ from protocol.api import PeerApi
 from protocol.errors import UserError
 from protocol.identity import Identity, Signed, sign_message
 from storage.api_key_store import ApiKeyStore
+from storage.batch_store import BatchStore
 from training.job_spec import JobSpec
 from training.round_context import OpenRoundContext
 from transport.discovery.optional_service import OptionalService
@@ -58,6 +59,7 @@ class RunningPeer:
     driver: Driver
     network: Swarm
     worker: WorkerSupervisor | None
+    batches: BatchStore
     submitter: TransactionSubmitter
     membership: Membership
     auditor: Auditor

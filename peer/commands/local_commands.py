@@ -12,6 +12,7 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
 from logging.handlers import WatchedFileHandler
@@ -39,11 +40,15 @@ from protocol.errors import LostVotesError, UserError
 from protocol.identity import Identity, parse_peer_id, peer_id, short_id
 from protocol.limits import NAME_CHARACTERS_MAX
 from protocol.name_validation import name_problem
+from protocol.units import display_round_number
 from storage import durable_files
 from storage.regular_files import require_writable_kind
 
 if TYPE_CHECKING:
     from peer.daemon.daemon import MakeParticipant
+    from peer.export.batch_replay import RequestedUpdates
+
+EXIT_FALSE_UPDATES = 1  # exit status of `peer audit` for a sound export with false updates, and 2 for an export that is not sound
 
 
 def _config(options: argparse.Namespace) -> Config:
@@ -283,11 +288,13 @@ def run_audit(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    from peer.export.export_replay import audit_export as replay
+    from peer.commands.offline_audit import audit_data_directory, audit_with_worker
 
+    folder = Path(options.directory)
+    replay = audit_data_directory if DataDirectory(folder).genesis.is_file() else audit_with_worker
     with Progress(transient=True, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("replaying blocks", total=None)
-        found = replay(Path(options.directory), lambda done, total: progress.update(task, completed=done, total=total))
+        found = replay(folder, lambda done, total: progress.update(task, completed=done, total=total))
     print(
         f"network {found.network}, chain id {found.chain_id}",
         f"{found.blocks} blocks with {found.signatures} valid commit signatures",
@@ -300,14 +307,32 @@ def run_audit(options: argparse.Namespace) -> int:
         known = PeerNames(found.members)
         who = ", ".join(f"{known[peer]} {count}" for peer, count in vouched.vouchers.most_common())
         print(f"job {job[:16]}: {pluralize(vouched.updates, 'update')} re-executed before the vote, vouched for by {who}")
-    for job, deleted in found.deleted_data.items():
-        what = f"{pluralize(deleted.updates, 'update')} replayed that cannot be re-executed later"
-        print(f"job {job[:16]}: {what}: peers delete {deleted.description} after each round")
+    for job, requested in found.requested_updates.items():
+        for line in _requested_lines(requested, PeerNames(found.members)):
+            print(f"job {job[:16]}: {line}")
     for job, (before, rounds) in found.initial_models.items():
         print(f"job {job[:16]} starts from job {before[:16]}@{rounds}, reproduced")
     print(f"certified state root {found.state_root} reproduced")
     print("the export is sound: every certificate verified, every block replayed, nothing missing, changed or added")
+    if false := sum(len(requested.false_updates) for requested in found.requested_updates.values()):
+        print(f"but a quorum accepted {pluralize(false, 'false update')}: see above")
+        return EXIT_FALSE_UPDATES
     return 0
+
+
+def _requested_lines(requested: RequestedUpdates, names: PeerNames) -> Iterator[str]:
+    """Yield lines for people about the accepted updates of a job on request."""
+    if requested.without_data:
+        what = f"{pluralize(requested.without_data, 'update')} replayed that cannot be re-executed"
+        yield f"{what}: peers delete {requested.description} after each round, unless one keeps them with `keep_batches_gb`"
+    if requested.first_confirmed is not None:
+        since = f"from round {display_round_number(requested.first_confirmed)} on"
+        yield f"{pluralize(requested.confirmed, 'update')} re-executed from kept data {since}, with the same result"
+    for reason, count in requested.unjudged.items():
+        yield f"{pluralize(count, 'update')} with kept data not re-executed: {reason}"
+    for false in requested.false_updates:
+        whose = f"the update of {names[false.trainer]} in round {display_round_number(false.round)}"
+        yield f"{whose} is false: {false.reason} ({false.meaning})"
 
 
 def verify_row_proof(options: argparse.Namespace) -> int:

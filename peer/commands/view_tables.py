@@ -219,8 +219,8 @@ def engines(views: Iterable[EngineView]) -> TextTable:
         (
             view.engine,
             "yes" if view.in_use else "–",
-            view.state or "–",
-            ", ".join(f"{name} {version}" for name, version in view.versions.items()) or "–",
+            view.state or view.missing or "–",
+            ", ".join([*(f"{name} {version}" for name, version in view.versions.items()), *filter(None, [view.compiler])]) or "–",
         )
         for view in views
     )

@@ -46,6 +46,7 @@ from peer.settings.process_resources import connection_limits, descriptor_limit,
 from protocol.api import PeerApi
 from protocol.errors import LostVotesError, RemoteProtocolError, StorageError, UserError
 from protocol.identity import CachingVerifier, Ed25519Verifier, Signer
+from storage.batch_store import BatchStore
 from storage.disk_blob_store import DiskBlobStore
 from storage.durable_files import is_descriptor_shortage
 from storage.ledger_store import LedgerStore
@@ -154,6 +155,8 @@ def _assemble_peer(
     participant = make_participant(ParticipantContext(config, worker, directory.texts, network, identity, genesis.chain_id))
     anchor, payload_bytes = invitation.anchor if invitation else None, config.payloads_gb * 1_000_000_000
     driver = Driver(identity, rules, applied, store, blobs, models, network, participant, events, anchor, payload_bytes)
+    batches = BatchStore(directory.batches, config.keep_batches_gb * 1_000_000_000)
+    driver.round_executor.disk_space.batches = batches
     submitter, former = TransactionSubmitter(driver), directory.load_former_identity()
     peer = RunningPeer(
         config=config,
@@ -162,6 +165,7 @@ def _assemble_peer(
         driver=driver,
         network=network,
         worker=worker,
+        batches=batches,
         submitter=submitter,
         membership=Membership(
             driver,
@@ -200,6 +204,10 @@ async def _running_tasks(peer: RunningPeer) -> AsyncIterator[None]:
         "the deletion of old models": ModelPruner(driver).run,
         "auditing": peer.auditor.run,
     }
+    if peer.config.keep_batches_gb:
+        from peer.runtime.batch_retention import BatchKeeper
+
+        beside_agreement["the data of client runs"] = BatchKeeper(driver, peer.batches).run
     watchers: dict[str, Callable[[], Awaitable[None]]] = {
         "the check for alerts": partial(_watch_alerts, peer.api),
         "the address book": partial(

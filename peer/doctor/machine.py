@@ -52,22 +52,24 @@ def check_version(role: Role) -> Iterator[DoctorFinding]:
 
 
 def check_train_extra(role: Role, engine: str) -> Iterator[DoctorFinding]:
-    """Yield a finding on the extra `train` if the role trains with torch."""
-    if not role.needs_worker or engine not in features.engine_packages():
+    """Yield a finding on the package and the compiler of the engine if the role trains."""
+    kind = features.engines().get(engine)
+    if not role.needs_worker or kind is None or not kind.package:
         return
     if missing := features.why_engine_missing(engine):
         problem, remedy = missing
         advice = f"{remedy}, or take --role voter, which does not train"
         yield fault("train", f"the role {role.name} trains, and {problem}", advice)
         return
-    required = (re.match(r"torch==([\w.]+)", text) for text in metadata.requires("folkmoot") or ())
+    required = (re.match(rf"{kind.package}==([\w.]+)", text) for text in metadata.requires("folkmoot") or ())
     wanted = next((match[1] for match in required if match), "")
-    here = metadata.version("torch").partition("+")[0]
+    here = metadata.version(kind.package).partition("+")[0]
     if wanted and here != wanted:
-        text = f"torch {here} is installed, but this program needs {wanted}: re-executions may round differently"
-        yield warning("train", text, f"install torch=={wanted}")
+        text = f"{kind.package} {here} is installed, but this program needs {wanted}: re-executions may round differently"
+        yield warning("train", text, f"install {kind.package}=={wanted}")
     else:
-        yield ok("train", f"torch {here}")
+        compiler = features.find_engine_compiler(engine)
+        yield ok("train", f"{kind.package} {here}" + (f", compiler {compiler}" if compiler else ""))
 
 
 def check_disk(folder: Path) -> Iterator[DoctorFinding]:

@@ -21,6 +21,7 @@ from features.json_output import print_json_result
 from features.lazy_import import import_object
 from ledger.core.genesis import Genesis
 from ledger.ledger_state import StateTransition, decode_body
+from peer.export.batch_replay import BatchReplay, Reexecute, RequestedUpdates
 from peer.export.run_export import (
     EXPORT_FORMAT,
     EXPORT_FORMAT_MIN,
@@ -66,14 +67,6 @@ class VouchCounts:
     vouchers: Counter[str] = field(default_factory=Counter)  # peer id -> number of updates that it vouched for
 
 
-@dataclass(slots=True)
-class DeletedData:
-    """The data of a job on request, which peers delete when the round is over. So nobody can re-execute its updates later."""
-
-    description: str  # what the updates were computed from, for people
-    updates: int = 0  # number of accepted updates
-
-
 @dataclass(frozen=True, slots=True)
 class ExportVerdict:
     """The facts that an export proves."""
@@ -90,43 +83,48 @@ class ExportVerdict:
     # id of a job with an initial model -> (id of the job, round) whose model this is
     initial_models: dict[str, tuple[str, int]]
     vouch_counts: dict[str, VouchCounts]  # id of a job with vouches -> the counts of its vouches
-    deleted_data: dict[str, DeletedData]  # id of a job on request with accepted updates -> their data
+    requested_updates: dict[str, RequestedUpdates]  # by the id of a job on request that has any
     members: dict[str, str]  # peer id -> name of the member
 
 
 def audit_export(
-    folder: Path, progress: Progress = lambda done, total: None, seen: Callable[[StateTransition], None] = lambda transition: None
+    folder: Path,
+    progress: Progress = lambda done, total: None,
+    seen: Callable[[StateTransition], None] = lambda transition: None,
+    reexecute: Reexecute | None = None,
 ) -> ExportVerdict:
     """Replay an export and return its verdict.
 
-    `seen` is called with each block's transition of the state. Raises `UserError` with the first file that is missing, changed or
+    `seen` is called with each block's transition of the state. `reexecute` re-executes updates of client runs whose data are in
+    the export; None leaves them unjudged. Raises `UserError` with the first file that is missing, changed or
     not part of the run.
     """
     if not (folder / GENESIS).is_file():
         raise UserError(f"{folder} is not an export: it has no {GENESIS}; create an export with `peer export FOLDER`")
+    _require_readable_format(folder)
     try:
         with storage_errors(Path(tempfile.gettempdir())), tempfile.TemporaryDirectory(prefix="folkmoot-audit-") as scratch:
-            return _ExportReplay(folder, Path(scratch), _readable_format(folder)).run(progress, seen)
+            return _ExportReplay(folder, Path(scratch), reexecute).run(progress, seen)
     except _BadFile as found:
-        raise UserError(f"{folder / _first_wrong_file(folder, found.name)}: {found}") from None
+        wrong = folder / _first_wrong_file(folder, found.name)
+        raise UserError(f"{wrong}: {found if wrong.exists() else 'it is missing'}") from None
 
 
-def _readable_format(folder: Path) -> int:
-    """Return the export's format.
+def _require_readable_format(folder: Path) -> None:
+    """Raise `UserError` if this program does not read the export's format.
 
-    Raises `UserError` if this program does not read it. A damaged manifest raises no error here: a later check finds it.
+    A damaged manifest raises no error here: a later check finds it.
     """
     try:
         format = json.loads(read_regular(folder / MANIFEST))["format"]
     except (OSError, ValueError, KeyError, TypeError):
-        return EXPORT_FORMAT
+        return
     if type(format) is int and not EXPORT_FORMAT_MIN <= format <= EXPORT_FORMAT:
         reads = (
             f"formats {EXPORT_FORMAT_MIN} to {EXPORT_FORMAT}" if EXPORT_FORMAT_MIN < EXPORT_FORMAT else f"format {EXPORT_FORMAT}"
         )
         way_out = "install a newer one" if format > EXPORT_FORMAT else "audit it with the program that wrote it"
         raise UserError(f"{folder / MANIFEST}: the export has format {format}, this program reads {reads}: {way_out}")
-    return format if type(format) is int else EXPORT_FORMAT
 
 
 def _first_wrong_file(folder: Path, found: str) -> str:
@@ -145,13 +143,17 @@ def _first_wrong_file(folder: Path, found: str) -> str:
 
 
 def _digest(path: Path) -> str | None:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    if not path.is_file():
+        return None
+    with open_regular(path) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 class _ExportReplay:
-    def __init__(self, folder: Path, scratch: Path, format: int) -> None:
-        self._folder, self._scratch, self._format = folder, scratch, format
+    def __init__(self, folder: Path, scratch: Path, reexecute: Reexecute | None) -> None:
+        self._folder, self._scratch = folder, scratch
         self._host = JobModelStore(scratch / "models")
+        self._batches = BatchReplay(folder, self._host, self._blob, reexecute)
         self._verifier = CachingVerifier(Ed25519Verifier())
         self._expected = {MANIFEST, GENESIS}
         with self._blaming(GENESIS):
@@ -165,7 +167,7 @@ class _ExportReplay:
         self._models: dict[bytes, tuple[str, int]] = {}  # digest of a model's parameters -> (job id, round) of the model
         self._starts: dict[str, tuple[str, int]] = {}
         self._vouched = defaultdict[str, VouchCounts](VouchCounts)
-        self._deleted_data: dict[str, DeletedData] = {}
+        self._requested: dict[str, RequestedUpdates] = {}
 
     def run(self, progress: Progress, seen: Callable[[StateTransition], None]) -> ExportVerdict:
         # Blocks after a missing block do not belong to the export.
@@ -224,7 +226,7 @@ class _ExportReplay:
             encoded = transition.state.jobs.jobs[job].spec
             spec = JobSpec.decode(encoded)
             if spec.resolved_objective.on_request:
-                self._deleted_data[job.hex()] = DeletedData(spec.resolved_objective.data_without_text)
+                self._requested[job.hex()] = RequestedUpdates(spec.resolved_objective.data_without_text)
             # An export may lack the job's data set and tokenizer.
             if spec.resolved_objective.data_exported and spec.data and (self._folder / set_path(spec.data)).is_file():
                 for shard in read_manifest(spec.data, lambda digest, size_max: self._blob(set_path(digest), digest)).shards:
@@ -239,8 +241,9 @@ class _ExportReplay:
         for closed in transition.closed_rounds:
             self._rounds += 1
             self._proposals += len(closed.proposals)
-            if (deleted := self._deleted_data.get(closed.job.hex())) is not None:
-                deleted.updates += len(closed.proposals)
+            if (requested := self._requested.get(closed.job.hex())) is not None:
+                spec = JobSpec.decode(self._state.jobs.jobs[closed.job].spec)
+                self._batches.judge_round(spec, closed, requested)
             for vouchers in closed.outcome.vouchers.values():
                 if vouchers:
                     vouched = self._vouched[closed.job.hex()]
@@ -323,7 +326,7 @@ class _ExportReplay:
             {job: state.jobs.jobs[bytes.fromhex(job)].name for job in models},
             self._starts,
             {job: vouched for job, vouched in self._vouched.items() if vouched.updates},
-            {job: deleted for job, deleted in self._deleted_data.items() if deleted.updates},
+            {job: requested for job, requested in self._requested.items() if requested.updates},
             {peer_id(key): member.name for key, member in state.members.members.items()},
         )
 
@@ -335,7 +338,7 @@ class _ExportReplay:
         for name in self._expected - {MANIFEST}:
             (made / name).parent.mkdir(parents=True, exist_ok=True)
             (made / name).symlink_to((self._folder / name).resolve())
-        write_manifest(made, summary, self._format)
+        write_manifest(made, summary)
         if (made / MANIFEST).read_bytes() != text:
             raise _BadFile(self._missing(text) or MANIFEST, "the manifest does not list the files of the export")
 
@@ -357,6 +360,8 @@ class _ExportReplay:
             return read_regular(self._folder / name)
         except OSError as error:
             raise _BadFile(name, error.strerror or "cannot be read") from None
+        except MemoryError:
+            raise StorageError(f"{self._folder / name}: it does not fit into the memory of this machine") from None
 
     @contextmanager
     def _blaming(self, name: str) -> Iterator[None]:

@@ -17,12 +17,13 @@ from protocol.errors import UserError
 from storage.durable_files import sync_directory
 from training.api.job_notes import preparation_notes
 from training.data.tokenizer import END_OF_TEXT, BpeVocabulary, load_vocabulary, tokenizer_config, tokenizer_json
-from training.formats import checkpoint, gguf, huggingface_model
+from training.formats import checkpoint, gguf, huggingface_model, packed_model
 from training.job_spec import AggregationRule, AuditMode, JobSpec
 from training.replicated.tensor_layout import layout_of
-from training.transformer import FIRST_TOKEN_VECTOR, HEAD
+from training.transformer import FIRST_TOKEN_VECTOR, HEAD, model_tensors
 
-TRANSFORMERS, GGUF = "transformers", "gguf"
+TRANSFORMERS, PACKED, GGUF = "transformers", "packed", "gguf"
+FOLDERS: Final = (TRANSFORMERS, PACKED)  # formats that transformers opens
 NOT_NAMED: Final = "not named"
 
 FULL_AUDIT_TEXT: Final = (
@@ -70,8 +71,8 @@ def write_model_files(found: ExportableModel, folder: Path, format: str) -> Mode
     try:
         part.mkdir(parents=True)
         try:
-            if format == TRANSFORMERS:
-                _write_transformers(found, vocabulary, part)
+            if format in FOLDERS:
+                _write_transformers(found, vocabulary, part, is_packed=format == PACKED)
             else:
                 _write_gguf(found, vocabulary, part, is_half=format == GGUF)
             left_out = _left_out(found, keeps_score=not found.makes_text)
@@ -103,7 +104,11 @@ def _vocabulary(found: ExportableModel, format: str) -> BpeVocabulary:
     if not spec.resolved_objective.needs_worker:
         raise UserError(f"job {spec.name!r} trains no model: `peer jobs` lists the jobs with their objectives")
     if not found.makes_text and format != TRANSFORMERS:
-        raise UserError(f"job {spec.name!r} produces scores, which GGUF cannot store: use --format {TRANSFORMERS}")
+        scores = f"job {spec.name!r} produces scores, which format {format!r} cannot store"
+        raise UserError(f"{scores}: use --format {TRANSFORMERS}")
+    if format == PACKED and not any(tensor.parameter.is_ternary for tensor in model_tensors(found.model).values()):
+        dense = f"job {spec.name!r} has linear {found.model.linear!r}, and only ternary matrices are packed"
+        raise UserError(f"{dense}: use --format {TRANSFORMERS}")
     vocabulary = load_vocabulary(found.tokenizer, spec.model.vocabulary)
     if len(vocabulary.ids) > spec.model.vocabulary:
         raise UserError(f"job {spec.name!r} has {spec.model.vocabulary} tokens without texts: its vocabulary has no tokenizer")
@@ -115,15 +120,16 @@ def _left_out(found: ExportableModel, keeps_score: bool) -> tuple[str, ...]:
     return tuple(name for name in names if not (keeps_score and name == found.spec.resolved_objective.score_head))
 
 
-def _write_transformers(found: ExportableModel, vocabulary: BpeVocabulary, folder: Path) -> None:
-    spec = found.spec
+def _write_transformers(found: ExportableModel, vocabulary: BpeVocabulary, folder: Path, is_packed: bool) -> None:
+    spec, weights = found.spec, found.tensors
     names = huggingface_model.llama_tensor_names(found.model)
-    tensors = {names[name]: values for name, values in found.tensors.items()}
+    tensors = {names[name]: values for name, values in weights.items()}
     stop = stop_token(spec, vocabulary)
     config = huggingface_model.llama_config(found.model, stop)
     if not found.makes_text:
         # A reward model computes its score from the features of the last token.
-        config |= {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}
+        scoring = config["architectures"][0].replace("ForCausalLM", "ForSequenceClassification")
+        config |= {"architectures": [scoring], "num_labels": 1}
         tensors[huggingface_model.SCORE] = (
             layout_of(spec).tensor_views(found.parameters)[spec.resolved_objective.score_head].reshape(1, -1)
         )
@@ -133,6 +139,9 @@ def _write_transformers(found: ExportableModel, vocabulary: BpeVocabulary, folde
     _json(folder / "tokenizer_config.json", tokenizer_config(vocabulary, spec.model.context))
     with _file(folder / "model.safetensors") as stream:
         checkpoint.write_safetensors(stream, tensors.items())
+    if is_packed:
+        with _file(folder / packed_model.PACKED) as stream:
+            packed_model.write_packed(stream, found.model, names, weights)
 
 
 def _write_gguf(found: ExportableModel, vocabulary: BpeVocabulary, folder: Path, is_half: bool) -> None:
@@ -163,12 +172,12 @@ def model_card(found: ExportableModel, vocabulary: BpeVocabulary, format: str, l
     """Return the model card in Markdown. `left_out` names the job's tensors that the files lack."""
     spec = found.spec
     rows = "\n".join(f"| {name} | {_cell(value)} |" for name, value in _rows(found, vocabulary, left_out))
-    how = _LLAMA_CPP if format != TRANSFORMERS else _SNIPPET if found.makes_text else _SCORING
+    how = _LLAMA_CPP if format not in FOLDERS else _SNIPPET if found.makes_text else _SCORING
     licence = [f"license: {json.dumps(spec.licence)}"] if spec.licence else []
     kind = "text-generation" if found.makes_text else "text-classification"
-    library = "transformers" if format == TRANSFORMERS else "gguf"
+    library = "transformers" if format in FOLDERS else "gguf"
     front = "\n".join([*licence, f"library_name: {library}", f"pipeline_tag: {kind}", "tags: [folkmoot]"])
-    where = "" if format != TRANSFORMERS else ", where `DIR` is this folder"
+    where = "" if format not in FOLDERS else ", where `DIR` is this folder"
     return f"""---
 {front}
 ---
@@ -198,6 +207,7 @@ def _rows(found: ExportableModel, vocabulary: BpeVocabulary, left_out: tuple[str
         ("taken from", found.source_text),
         *_base_row(spec),
         ("parameters", f"{found.model.parameters:,}"),
+        *_linear_row(found),
         ("tokens", _tokens(spec, vocabulary)),
         ("data", _data(found)),
         ("licence", spec.licence or NOT_NAMED),
@@ -222,6 +232,11 @@ def _base_row(spec: JobSpec) -> Iterator[tuple[str, str]]:
     required = required_model(spec)
     if required is not None:
         yield "adapters", f"merged into the model of job `{required.job.hex()}`"
+
+
+def _linear_row(found: ExportableModel) -> Iterator[tuple[str, str]]:
+    if any(tensor.parameter.is_ternary for tensor in model_tensors(found.model).values()):
+        yield "matrices of the layers", "ternary: one scale each, and elements −1, 0 or 1; the files have no latent weights"
 
 
 def stop_token(spec: JobSpec, vocabulary: BpeVocabulary) -> int | None:

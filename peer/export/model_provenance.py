@@ -31,7 +31,8 @@ from training.job_spec import JobSpec
 from training.model_store import JobModelStore
 from training.objectives.objective import MergedModel
 from training.replicated.tensor_layout import Float32Array, layout_of
-from training.transformer import ModelSpec, tensor_shapes
+from training.ternary import ternary_weights
+from training.transformer import ModelSpec, model_tensors
 
 ReadTokenizer = Callable[[bytes], bytes]  # digest of a tokenizer -> its bytes
 
@@ -64,9 +65,12 @@ class ExportableModel:
 
     @property
     def tensors(self) -> Mapping[str, Float32Array]:
-        """The tensors of the transformer by name, without those that the objective added."""
+        """The weights with which the transformer computes, by name, without tensors that the objective added."""
         found = self.merged.tensors if self.merged else layout_of(self.spec).tensor_views(self.parameters)
-        return {name: found[name] for name, _ in tensor_shapes(self.model)}
+        return {
+            name: ternary_weights(found[name]) if tensor.parameter.is_ternary else found[name]
+            for name, tensor in model_tensors(self.model).items()
+        }
 
     @property
     def makes_text(self) -> bool:

@@ -8,6 +8,7 @@
 | `payloads/<sha256>` | accepted updates, and initial models of jobs |
 | `sets/<sha256>` | manifests and shards of data, for jobs whose draws are traceable |
 | `tokenizers/<sha256>` | tokenizers of jobs whose tokens are not bytes |
+| `batches/<sha256>` | data of steps of client runs, if the exporting peer keeps them (`keep_batches_gb`) |
 | `<job>.safetensors` | parameters under the last certified state root |
 """
 
@@ -33,6 +34,7 @@ from protocol.errors import MissingBlobError, RemoteProtocolError, StorageError,
 from protocol.identity import short_id
 from protocol.limits import MESSAGE_BYTES_MAX
 from protocol.messages import Decision, Proposal, Transaction
+from storage.batch_store import BatchStore
 from storage.disk_blob_store import DiskBlobStore
 from storage.ledger_store import LedgerStore
 from training import parameter_blob
@@ -45,13 +47,14 @@ from training.replicated.replicated_model import ReplicatedModel
 
 Models = dict[str, dict[str, str | int]]
 
-EXPORT_FORMAT = 5
+EXPORT_FORMAT = 6
+FORMAT_WITHOUT_BATCHES = 5  # format of an export without the folder of batches: earlier programs read it, too
 EXPORT_FORMAT_MIN = 5  # oldest readable format, that of release 0.3.0: tests/releases has one export of each release
 FOUNDERS_NAMED_MAX = 4  # founders named in an error message
 COPIED_BYTES = 1 << 20  # bytes in one read of a copy
 MANIFEST = "manifest.json"
 GENESIS = "genesis.msgpack"
-BLOCKS, PAYLOADS, SETS, TOKENIZERS = "blocks", "payloads", "sets", "tokenizers"
+BLOCKS, PAYLOADS, SETS, TOKENIZERS, BATCHES = "blocks", "payloads", "sets", "tokenizers", "batches"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,10 @@ def tokenizer_path(digest: bytes) -> str:
     return f"{TOKENIZERS}/{digest.hex()}"
 
 
+def batch_path(digest: bytes) -> str:
+    return f"{BATCHES}/{digest.hex()}"
+
+
 def model_path(job: bytes) -> str:
     return f"{job.hex()}.safetensors"
 
@@ -113,8 +120,15 @@ def _newest_state(store: LedgerStore, host: JobModelStore, genesis: Genesis) -> 
     return rules_of(genesis, host).restore_state(encoded)
 
 
-def export_run(store: LedgerStore, blobs: DiskBlobStore, host: JobModelStore, genesis: Genesis, folder: Path) -> RunExportView:
-    """Write the run up to the last applied block into a new folder.
+def export_run(
+    store: LedgerStore,
+    blobs: DiskBlobStore,
+    host: JobModelStore,
+    genesis: Genesis,
+    folder: Path,
+    batches: BatchStore | None = None,
+) -> RunExportView:
+    """Write the run up to the last applied block into a new folder. `batches` are the kept data of client runs, if any.
 
     Raises `UserError` if blocks or updates are missing, or the folder cannot be written.
     """
@@ -124,6 +138,8 @@ def export_run(store: LedgerStore, blobs: DiskBlobStore, host: JobModelStore, ge
         (folder / BLOCKS).mkdir()  # fails if another export writes into this folder
         try:
             state, models = _newest_models(store, host, genesis, state, folder)
+            if batches is not None:
+                _write_batches(batches, state.height, folder)
             return _write(store, blobs, genesis, state, models, folder)
         except BaseException:
             _clear(folder, existed)
@@ -134,7 +150,7 @@ def export_run(store: LedgerStore, blobs: DiskBlobStore, host: JobModelStore, ge
 
 def _clear(folder: Path, existed: bool) -> None:
     """Remove all files of a failed export, so that nobody takes the folder for a complete export."""
-    for name in (BLOCKS, PAYLOADS, SETS, TOKENIZERS):
+    for name in (BLOCKS, PAYLOADS, SETS, TOKENIZERS, BATCHES):
         shutil.rmtree(folder / name, ignore_errors=True)
     with contextlib.suppress(OSError):
         _clear_models(folder)
@@ -249,6 +265,15 @@ def _write_tokenizers(blobs: DiskBlobStore, state: LedgerState, folder: Path) ->
             (folder / tokenizer_path(digest)).write_bytes(blobs.read_blob(digest, TOKENIZER_BYTES_MAX))
 
 
+def _write_batches(batches: BatchStore, height: int, folder: Path) -> None:
+    """Write the kept data of rounds that were closed up to this height, without rounds with a damaged file."""
+    for kept in batches.kept_rounds():
+        if kept.height <= height and (files := batches.read_round(kept)):
+            (folder / BATCHES).mkdir(exist_ok=True)
+            for digest, data in files.items():
+                (folder / batch_path(digest)).write_bytes(data)
+
+
 def accepted_payloads(body: bytes) -> dict[bytes, int]:
     """Return digests and lengths of the payloads that the round certificates of a block accept."""
     closings = decode_body(body).round_certificates
@@ -310,7 +335,8 @@ def write_models(folder: Path, host: JobModelStore, state: LedgerState, rounds: 
     return models
 
 
-def write_manifest(folder: Path, summary: ExportSummary, format: int = EXPORT_FORMAT) -> None:
+def write_manifest(folder: Path, summary: ExportSummary) -> None:
+    format = EXPORT_FORMAT if (folder / BATCHES).is_dir() else FORMAT_WITHOUT_BATCHES
     files = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in list_files(folder) if name != MANIFEST}
     (folder / MANIFEST).write_text(json.dumps({"format": format, **asdict(summary), "files": files}, indent=1) + "\n")
 

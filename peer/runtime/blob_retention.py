@@ -85,7 +85,7 @@ class PayloadPruner:
     def _delete_refused(self, state: LedgerState) -> None:
         blobs, accepted = self.driver.blobs, cache(self._accepted)
         for digest, rounds in blobs.round_references().items():
-            if any(_is_open(*of, state) for of in rounds):
+            if any(is_round_open(*of, state) for of in rounds):
                 continue
             named = [accepted(*of) if _is_closed(*of, state) else () for of in rounds]
             # After a snapshot, this peer does not know which payloads older rounds accepted. Unknown ones stay, since other peers
@@ -147,7 +147,8 @@ class PayloadPruner:
         return [codec.decode_message(item.body, (Proposal,)).payload for item in signed]
 
 
-def _is_open(key: bytes, number: int, state: LedgerState) -> bool:
+def is_round_open(key: bytes, number: int, state: LedgerState) -> bool:
+    """Return whether the round is open, or not opened yet."""
     job = state.jobs.jobs.get(key)
     return job is not None and job.round <= number and job.phase is not JobPhase.FINISHED
 

@@ -28,6 +28,7 @@ from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.units import display_round_number, format_bytes
 from protocol.verdicts import Verdict
+from storage.batch_store import BatchStore
 from storage.disk_blob_store import DiskBlobStore
 from storage.durable_files import skip_without_descriptors
 from storage.ledger_store import LedgerStore
@@ -328,6 +329,7 @@ class DiskSpaceMonitor:
     applied: CurrentState
     payload_bytes: int = 0  # bound of a job's stored payloads; 0 means no bound
     free: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
+    batches: BatchStore | None = None  # kept data of client runs, which may grow to their bound beside the job
     _lacks: dict[bytes, DiskShortage] = field(default_factory=dict)  # job -> shortage that the latest check found
 
     @property
@@ -364,7 +366,7 @@ class DiskSpaceMonitor:
         beside, free = max(0, room.models + saved + room.own - here) + RESERVED_BYTES, self.free(self.folder)
         stays = partial(room.payload_bytes, bytes_max=self.payload_bytes)
         kept = stays(job.round)
-        whole = beside + stays(job.round + left) - kept
+        whole = beside + stays(job.round + left) - kept + (self.batches.bytes_left if self.batches else 0)
         if free >= whole:
             return None
         for_now = free < beside + stays(job.round + min(left, ROUNDS_AHEAD)) - kept

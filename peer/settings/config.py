@@ -23,6 +23,7 @@ from transport.discovery.reachability import RelayMode
 from transport.wire.failure_detector import PING_SECONDS, SUSPECT_SECONDS, KeepaliveConfig
 
 FILE_NAME = "peer.toml"
+COMPILED_PROGRAMS = "programs"  # folder of the data directory in which an engine keeps its compiled programs
 ENVIRONMENT_PREFIX = "PEER_"
 PING_SECONDS_MAX = 25  # longest setting `ping_seconds`: some routers forget a quiet connection after 30 seconds
 SUSPECT_SECONDS_MAX = 600  # longest setting `suspect_seconds`: a longer silence would make `peer reach` useless
@@ -33,6 +34,7 @@ THREADS_MAX = 256  # largest setting `threads`: more than any known machine give
 MEMORY_MB_MAX = 100_000_000  # largest setting of a memory size: 100 TB, more than any known machine has
 APPROVALS_MAX = 10_000  # largest setting `approve_invited`, equal to the largest number of members
 PAYLOADS_GB_MAX = 1_000_000  # largest setting `payloads_gb`, a petabyte: more is a typing error
+BATCHES_GB_MAX = PAYLOADS_GB_MAX  # largest setting `keep_batches_gb`, for the same reason
 RETIRE_DAYS_MAX = 3_650  # largest setting `retire_after_days`, ten years: more is a typing error
 
 
@@ -164,6 +166,12 @@ class Config:
         20,
         "The payloads of the last 256 rounds stay in any case. With 0 all payloads stay, as `peer export` needs them.",
     )
+    keep_batches_gb: int = _about(
+        "Disk space in GB for the data of all client runs, or 0 to delete the data of a step after its round",
+        0,
+        "With kept data, `peer export` writes them, and `peer audit` re-executes their steps. The oldest steps are deleted "
+        "first. 0 also deletes the data that an earlier start kept. The data are texts of the programs that tune models.",
+    )
     retire_after_days: int = _about(
         "Days of silence after which this voter asks to retire a member, or 0 for never",
         0,
@@ -198,11 +206,12 @@ class Config:
     @property
     def resources(self) -> EngineResources:
         said = {name: getattr(self, name) for name in RESOURCE_SETTINGS}
-        return EngineResources(**said | {"parallel": ParallelMode(self.parallel)})
+        programs = Path(self.data_directory) / COMPILED_PROGRAMS
+        return EngineResources(**said | {"parallel": ParallelMode(self.parallel), "cache_folder": str(programs)})
 
 
 # Settings of a peer with the names of fields of `EngineResources`.
-RESOURCE_SETTINGS = tuple(field.name for field in dataclasses.fields(EngineResources))
+RESOURCE_SETTINGS = tuple(field.name for field in dataclasses.fields(EngineResources) if field.name != "cache_folder")
 _HINTS = {name: kind for name, kind in typing.get_type_hints(Config).items() if name != "feature_settings"}
 _DECLARED = {field.name: field for field in dataclasses.fields(Config) if field.metadata}
 _ABOUT: dict[str, str] = {name: field.metadata["about"] for name, field in _DECLARED.items()}
@@ -458,6 +467,7 @@ _RANGES = {
     "memory_mb_max": (0, MEMORY_MB_MAX),
     "approve_invited": (0, APPROVALS_MAX),
     "payloads_gb": (0, PAYLOADS_GB_MAX),
+    "keep_batches_gb": (0, BATCHES_GB_MAX),
     "retire_after_days": (0, RETIRE_DAYS_MAX),
     "ping_seconds": (1, PING_SECONDS_MAX),
 }

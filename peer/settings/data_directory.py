@@ -47,7 +47,9 @@ FILES = {
     "blobs/parts/": "Parts of objects above 16 MiB, also of those that are still being downloaded.",
     "models/": "Parameters, optimizer state and estimates of the last rounds and of anchors.",
     "buffers/": "Error feedback and kept inner state, as long as a re-execution may need them.",
+    "batches/": "Data of steps of client runs, with `keep_batches_gb`: a folder for each round.",
     "texts/": "Texts of jobs, joined from their shards, with the tokens of a BPE.",
+    "programs/": "Compiled programs of an engine. Without them, the next start compiles again.",
     "diagnostics/": "Wrong states of this peer, by height.",
     "services/serve/answers.sqlite": "Answers of annotators that are not opened yet. A peer without this file forfeits them.",
     "services/serve/accounts.sqlite": "Keys of annotators with an account, sealed by their passphrases.",
@@ -117,6 +119,7 @@ class DataDirectory:
         self.ledger = path / "ledger.sqlite"
         self.blobs = path / "blobs"
         self.buffers = path / "buffers"
+        self.batches = path / "batches"  # data of rounds of client runs, with the setting `keep_batches_gb`
         self.models = path / "models"
         self.texts = path / "texts"  # files with the texts of jobs, joined from shards
         self.control_socket = path / "control.sock"

@@ -159,7 +159,7 @@ def main(make_context: Callable[[EngineBackend, Callable[[], None], int], Worker
         os.nice(NICENESS)
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
-    kind: EngineBackend = import_object(features.engines()[arguments.engine])
+    kind: EngineBackend = import_object(features.engines()[arguments.engine].backend)
     assert kind.name == arguments.engine, "a feature lists the engine under another name"
     if arguments.rank:
         kind.run_rank(resources, arguments.rank, arguments.store, sys.stdin.buffer)

@@ -48,6 +48,7 @@ def build_instruct_spec(peer: TrainingPeer, request: TrainRequest) -> JobSpec:
     """Build the job of `train --from MODEL FILE`, and store its set as blobs. Raises `UserError` for an invalid file or value."""
     shown = text_files.printable_path(request.examples)
     if not request.initial_model:
+        Path(request.examples).stat()  # A missing file is the first error to name.
         raise UserError(f"{shown}: prompts and responses need an existing model: give --from JOB or --from FOLDER")
     for argument, value in (("--data", request.data), ("--vocabulary", request.vocabulary)):
         if value and value not in BYTE_VOCABULARIES:

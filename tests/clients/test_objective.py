@@ -50,6 +50,15 @@ def test_the_ledger_counts_a_saved_model_of_a_run_by_its_adapters_and_its_work_b
     assert BYTES_PER_PARAMETER * terms.trained_parameters == spec.model_bytes
 
 
+def test_experts_of_a_base_have_no_adapters_and_their_work_is_that_of_a_token(tmp_path: Path) -> None:
+    experts = replace(MODEL, feed_forward="experts", experts=8)
+    why = "the 8 experts of the model's layers have no adapters: set train_mlp to false"
+    assert spec_of(experts, rank=1).problem() == why
+    spec = spec_of(experts, rank=1, train_mlp=False, train_unembed=False)
+    assert spec.problem() is None
+    assert JobModelStore(tmp_path).terms_of_spec(spec.encode()).pass_parameters == experts.pass_parameters < experts.parameters
+
+
 def test_the_tensors_of_a_model_with_too_many_layers_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     def listed(*_: object) -> dict[str, tuple[int, int]]:
         raise AssertionError("a model with 2^31 layers has more tensors than any memory holds")
@@ -57,3 +66,8 @@ def test_the_tensors_of_a_model_with_too_many_layers_are_not_listed(monkeypatch:
     monkeypatch.setattr(objective, "adapted_matrices", listed)
     refused = spec_of(replace(MODEL, layers=2**31))
     assert refused.problem() == f"layers {2**31} are more than {LAYERS_MAX}"
+
+
+def test_adapters_of_a_ternary_base_are_refused() -> None:
+    told = "the base has ternary matrices, whose levels would jump between merged adapters: use a base with dense ones"
+    assert spec_of(replace(MODEL, linear="ternary")).problem() == told

@@ -42,11 +42,11 @@ from training import random_stream, worker_protocol
 from training.corpus import DataManifest
 from training.data.text_files import read_text
 from training.data.tokenizer import load_tokenizer
-from training.formats import checkpoint
+from training.formats import checkpoint, packed_model
 from training.job_spec import BITS, JobSpec
 from training.replicated import codec as payloads
 from training.replicated.tensor_layout import TensorLayout, initial_parameters, layout_from_shapes, layout_of
-from training.transformer import ModelSpec
+from training.transformer import ModelSpec, model_tensors
 from transport.network import DataReceived
 from transport.wire.framing import Channel, Inbox, Outbox, Priority
 
@@ -132,6 +132,7 @@ def _special() -> list[Decoder]:
         _invitations(),
         *_payloads(),
         _checkpoints(),
+        _packed_models(),
         _tokenizers(),
         _preferences(),
         _frames(),
@@ -224,6 +225,26 @@ def _checkpoints() -> Decoder:
         return path.read_bytes()
 
     return Decoder("checkpoint", st.builds(functools.cache(example)), decode, refuses=(UserError,), bytes_factor=64)
+
+
+def _packed_models() -> Decoder:
+    model = ModelSpec(context=16, width=8, layers=1, heads=2, kv_heads=1, hidden=8, linear="ternary")
+    names = {name: name for name in model_tensors(model)}
+
+    def decode(data: bytes) -> Any:
+        path = _folder() / "changed-packed.safetensors"
+        path.write_bytes(data)
+        return packed_model.read_packed(path, model, names)
+
+    def example() -> bytes:
+        tensors = model_tensors(model).items()
+        stream = io.BytesIO()
+        packed_model.write_packed(
+            stream, model, names, {name: np.ones(of.parameter.shape, dtype=np.float32) for name, of in tensors}
+        )
+        return stream.getvalue()
+
+    return Decoder("packed model", st.builds(functools.cache(example)), decode, refuses=(UserError,), bytes_factor=64)
 
 
 def _preferences() -> Decoder:

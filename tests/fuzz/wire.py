@@ -14,8 +14,15 @@ from typing import Any
 
 from tests.packages import PACKAGES
 
-# They decode nothing that a peer sends.
-WITH_TORCH = ("training.engines.pytorch", "rlhf.pytorch", "rlhf.pytorch.losses", "peer.worker.main")
+# They decode nothing that a peer sends, and may need a library that is not installed.
+OF_WORKERS = (
+    "training.engines.pytorch",
+    "training.engines.tinygrad",
+    "training.engines.jax",
+    "rlhf.pytorch",
+    "rlhf.pytorch.losses",
+    "peer.worker.main",
+)
 
 
 @functools.cache
@@ -23,7 +30,7 @@ def modules() -> tuple[ModuleType, ...]:
     found = []
     for package in PACKAGES:
         names = (info.name for info in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."))
-        found += [importlib.import_module(name) for name in names if not name.startswith(WITH_TORCH)]
+        found += [importlib.import_module(name) for name in names if not name.startswith(OF_WORKERS)]
     return tuple(found)
 
 

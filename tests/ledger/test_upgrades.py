@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.core.module import BlockContext, DecodedTransaction, Module, StateChange, StateReader
-from ledger.jobs import JobsModule
+from ledger.jobs import JobsModule, JobTerms, StartJob
 from ledger.ledger_state import (
     BlockBody,
     LedgerRules,
@@ -24,8 +25,10 @@ from protocol import codec
 from protocol.codec import Count
 from protocol.identity import Signed
 from protocol.limits import UPGRADE_AHEAD_HEIGHTS_MAX, UPGRADE_NOTICE_HEIGHTS
-from tests.ledger.world import PEOPLE, PlainJobs, World
+from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, PlainJobs, World
 from tests.sim.keys import FastVerifier
+from training.job_spec import JobSpec
+from training.model_store import JobModelStore
 
 NOTICE, AHEAD = UPGRADE_NOTICE_HEIGHTS, UPGRADE_AHEAD_HEIGHTS_MAX
 
@@ -204,6 +207,42 @@ def test_a_program_that_lacks_a_version_applies_what_is_below_and_names_what_it_
     knows.decide()
     with pytest.raises(UnsupportedModuleVersion, match="this network runs tally 2; this program has 1"):
         old.rules.decode_state(knows.rules.encode_state(knows.state))
+
+
+class JobsWithAddedFields(PlainJobs):
+    """Specifications of the kind `LANGUAGE` have a value in an added field."""
+
+    def terms_of_spec(self, spec: bytes) -> JobTerms:
+        terms = super().terms_of_spec(spec)
+        return replace(terms, requires=(ModuleVersion("jobs", 2),)) if spec == LANGUAGE else terms
+
+
+def test_a_network_trains_a_job_with_an_added_field_after_the_upgrade_of_jobs() -> None:
+    modules = core_modules(JobsWithAddedFields())
+    world = Upgrading(tuple(module for module in modules if module.version == 1), modules)
+    start = world.tx(PEOPLE[0], "job/start", StartJob(LANGUAGE))
+    assert "needs version 2 of the module jobs" in (world.refusal(start) or "")
+    world.decide(world.tx(PEOPLE[0], "job/start", StartJob(SCRATCH)))
+    before = world.state.jobs
+    upgraded(world, 20, "jobs")
+    world.until(19)
+    assert world.state.jobs.jobs.keys() == before.jobs.keys() and world.network.module_version("jobs") == 1
+    world.until(20)
+    assert world.state.jobs.jobs.keys() == before.jobs.keys() and world.network.module_version("jobs") == 2
+    world.decide(world.tx(PEOPLE[0], "job/start", StartJob(LANGUAGE)))
+    assert len(world.state.jobs.jobs) + len(world.state.jobs.queue) == 2
+
+
+@pytest.mark.parametrize("said", [{"sam_radius": 0.05}, {"grokfast": 2.0}], ids=str)
+def test_a_network_of_older_programs_refuses_the_options_of_optimizers(said: dict[str, Any], tmp_path: Path) -> None:
+    modules = core_modules(JobModelStore(tmp_path))
+    plain = JobSpec(name="options", objective="scratch") if "grokfast" in said else JobSpec(name="options", data=bytes(32))
+    older = Upgrading(tuple(module for module in modules if module.version == 1), modules)
+    for world, refusal in ((older, "needs version 2 of the module jobs"), (Upgrading(modules, modules), "")):
+        start = world.tx(PEOPLE[0], "job/start", StartJob(replace(plain, **said).validated().encode()))
+        found = world.refusal(start) or ""
+        assert refusal in found and bool(found) == bool(refusal)
+        assert world.refusal(world.tx(PEOPLE[0], "job/start", StartJob(plain.encode()))) is None
 
 
 def test_a_program_refuses_a_genesis_with_modules_that_it_lacks() -> None:

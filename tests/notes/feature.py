@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from features.feature import EventKind, Feature, Role, Setting
+from features.feature import EngineKind, EventKind, Feature, Role, Setting
 
 if TYPE_CHECKING:
     from ledger.core.module import Module
@@ -26,7 +26,7 @@ NOTES = Feature(
     about="what members want to remember",
     modules=_modules,
     objectives="tests.notes.objective:OBJECTIVES",
-    engines={"slate": "tests.notes.engine:KIND"},
+    engines={"slate": EngineKind(backend="tests.notes.engine:KIND")},
     layers="tests.notes.layers:LAYERS",
     implementations={"slate": "tests.notes.engine:IMPLEMENTATIONS", "pytorch": "tests.notes.torch_layers:IMPLEMENTATIONS"},
     worker_requests="tests.notes.requests:REQUESTS",

@@ -126,7 +126,8 @@ ENGINES = (
             DeviceView("cuda:1", "a GPU", 80_000, None, 0, False),
         ),
     ),
-    EngineView("slate", False, ""),
+    EngineView("slate", False, "", versions={"slate": "0.1"}, missing="the compiler was not found: install it"),
+    EngineView("tinygrad", False, "", versions={"tinygrad": "0.14.0"}, compiler="/usr/bin/clang"),
 )
 SAMPLES = (SampleView("e" * 64, 10, "The Tsh"), SampleView("e" * 64, 20, "The end."))
 BLOCK = BlockView(12, "d" * 64, 1_700_000_000_000, ME, 1, (ME, OTHER), 4, 3, "f" * 64, "f" * 64, 3, "aa" * 8, "bb" * 8, "cc" * 8)

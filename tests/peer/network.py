@@ -32,6 +32,7 @@ from protocol.api import PeerApi
 from protocol.errors import StorageError
 from protocol.identity import CachingVerifier, Ed25519Verifier, Identity
 from scenarios.emulation.memory_network import Mesh
+from storage.batch_store import BatchStore
 from storage.disk_blob_store import DiskBlobStore
 from storage.ledger_store import LedgerStore
 from tests.peer.chain import SCRATCH, genesis_of, identities
@@ -159,6 +160,7 @@ def running(seat: Seat) -> RunningPeer:
         network=seat.network,  # type: ignore[arg-type]
         addresses=lambda: ("127.0.0.1:7700",),
         worker=None,
+        batches=BatchStore(seat.folder / "batches", 0),
         submitter=seat.author,
         membership=Membership(seat.driver, seat.author, "", (), False, 0, None),
         auditor=seat.auditing,

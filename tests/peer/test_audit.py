@@ -26,6 +26,7 @@ from protocol import codec
 from protocol.errors import StorageError, UserError
 from protocol.identity import peer_id
 from protocol.messages import Certificate, Commit, Decision, Vouch
+from storage.regular_files import read_regular
 from tests.consensus.certificates import certificate_of
 from tests.peer.chain import Chain, lived, unfinished
 from training.formats import checkpoint
@@ -82,7 +83,7 @@ def test_an_untouched_export_is_reproduced_to_the_certified_root(chain: Chain, w
         names={job: state.jobs.jobs[bytes.fromhex(job)].name for job in verdict.models},
         initial_models={},
         vouch_counts=verdict.vouch_counts,
-        deleted_data={},
+        requested_updates={},
         members={peer_id(person.public): "founder" for person in chain.people},
     )
     assert seen == [(n, state.height) for n in range(1, state.height + 1)]
@@ -240,6 +241,19 @@ def test_a_file_that_does_not_belong_is_named(copy: Path, name: str) -> None:
     (copy / name).parent.mkdir(exist_ok=True)
     (copy / name).write_bytes(b"x")
     assert blame(copy) == name
+
+
+def test_a_file_that_does_not_fit_into_memory_is_named(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (name,) = [path.name for path in (copy / "payloads").iterdir()][:1]
+
+    def read(path: Path) -> bytes:
+        if path.name == name:
+            raise MemoryError
+        return read_regular(path)
+
+    monkeypatch.setattr("peer.export.export_replay.read_regular", read)
+    with pytest.raises(StorageError, match=rf"payloads/{name}: it does not fit into the memory"):
+        audit_export(copy)
 
 
 def test_a_block_too_many_is_named(copy: Path, chain: Chain) -> None:

@@ -128,7 +128,7 @@ def test_variables_that_others_set_with_our_prefix_are_none_of_our_business(home
         "approve_invited = -1",
         "retire_after_days = 3651",
         "role = 'boss'",
-        "engine = 'tinygrad'",
+        "engine = 'caffe'",
         "log_level = 'loud'",
         "log_format = 'xml'",
         "listen = 'nowhere'",

@@ -27,7 +27,7 @@ from peer.commands.line_editor import CommandCompleter, LineEditor
 from peer.commands.table_renderer import make_printer
 from protocol.api import AuditsView, ModelFilesView, ModuleView, PeerView, StatusView, TrainRequest
 from protocol.errors import UserError
-from protocol.sampling import SamplingOptions
+from protocol.sampling import Activations, SamplingOptions
 from tests.peer import fake_api
 from tests.peer.fake_api import ME, OTHER, FakeApi
 from training.api.job_builder import parse_overrides
@@ -344,10 +344,11 @@ def test_no_temperature_below_zero_or_beyond_numbers(value: str) -> None:
 
 async def test_what_a_text_is_drawn_by_is_handed_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     line = r"sample Hi --job base@3 --tokens 9 --temperature 0.5 --top-k 4 --top-p .9 --stop '\n\n' --stop 'a\\b' --seed 7"
-    _, _, api = await said(monkeypatch, capsys, line + "\nsample Hi --beams 3\n")
-    first, second = api.asked
+    _, _, api = await said(monkeypatch, capsys, line + "\nsample Hi --beams 3\nsample Hi --quantise int8\n")
+    first, second, third = api.asked
     assert first == ("Hi", SamplingOptions(9, 0.5, 4, 0.9, ("\n\n", "a\\b"), 7), "base@3", None)
     assert second == ("Hi", SamplingOptions(200, 0.0, beams=3), "", None)
+    assert third == ("Hi", SamplingOptions(activations=Activations.INT8), "", None)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from peer.daemon.host_addresses import own_addresses
 from protocol.api import TextPieceView, TrainRequest
 from protocol.errors import UserError
 from protocol.limits import ADVERTISED_MAX
-from protocol.sampling import TOKENS_MAX, SamplingOptions
+from protocol.sampling import TOKENS_MAX, Activations, SamplingOptions
 from tests.peer.processes import Daemon, children, command, daemons, has_aiohttp, has_torch, peer, wait
 from tests.waiting import in_time, patience, patience_seconds
 from training.model_store import JobModelStore
@@ -107,6 +107,7 @@ async def assert_it_says_what_it_is_asked(daemon: Daemon) -> None:
         (asked(long, prompt=""), "the prompt is empty"),
         (asked(long, prompt="x" * 70_000), "the prompt has 70000 characters, at most 65536 are allowed"),
         (asked(replace(long, top_p=1.5)), "top_p 1.5 is not a probability"),
+        (asked(replace(long, activations=Activations.INT8)), "job 'tiny': quantise int8 needs ternary matrices"),
         (asked(replace(long, max_tokens=0)), "tokens: 0 .* is outside 1..4096"),
     ):
         with pytest.raises(UserError, match=told):

@@ -301,6 +301,33 @@ def demo_of(folder: Path, *arguments: str) -> Demo:
     return Demo(options, folder, assign_roles(options, folder))
 
 
+def test_engines_are_those_of_the_honest_trainers_and_the_last_one_is_the_others(tmp_path: Path) -> None:
+    demo = demo_of(tmp_path, "--engines", "torch,pytorch,tinygrad")
+    assert [(peer.trains, peer.lies, peer.engine) for peer in demo.peers] == [
+        (True, False, "pytorch"),
+        (True, False, "pytorch"),
+        (True, False, "tinygrad"),
+        (True, True, "tinygrad"),
+    ]
+    assert demo.overrides["inner"] == "adamw", "other engines than torch have no Muon"
+    assert demo_of(tmp_path, "--engines", "torch,tinygrad", "--set", "inner=muon").overrides["inner"] == "muon"
+    plain = demo_of(tmp_path)
+    assert {peer.engine for peer in plain.peers} == {"pytorch"} and "inner" not in plain.overrides
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--engines", "torch,slate"), "'slate' is not an engine: choose from pytorch, tinygrad"),
+        (("--engines", "torch,torch,torch,torch"), "--engines names 4 honest trainers, but only 3 of 4 peers are honest"),
+        (("--engines", "torch", "--rlhf", "toy"), "--engines cannot be combined with --rlhf toy: leave one out"),
+    ],
+)
+def test_engines_that_no_demo_can_have_are_refused(words: tuple[str, ...], told: str) -> None:
+    status, _, error = command("demo", *words)
+    assert status == 2 and told in error and error.count("\n") == 1
+
+
 def picture(folder: Path, peers: int, liars: int, width: int, height: int) -> list[str]:
     demo = demo_of(folder, "--peers", str(peers), "--malicious", str(liars))
     keys = {peer_id(peer.identity.public): peer for peer in demo.peers}

@@ -51,6 +51,23 @@ def test_a_demo_that_trains_is_refused(tmp_path: Path) -> None:
     )
 
 
+def test_a_demo_with_an_engine_that_lacks_its_compiler_or_package_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("demo", "--engines", "tinygrad,tinygrad,tinygrad", "--report", str(tmp_path / "run"))
+    start = "peer: error: the demo trains with the engine tinygrad, and the"
+    monkeypatch.setattr(features, "find_spec", lambda name: None if name in ("torch", "tinygrad") else find_spec(name))
+    status, _, told = command(*words)
+    install = "run `pip install 'folkmoot[tinygrad]'`, or leave it out of --engines\n"
+    assert (status, told) == (2, f"{start} package tinygrad is not installed: {install}")
+    monkeypatch.setattr(features, "find_spec", lambda name: True)
+    monkeypatch.setattr(features, "find_engine_compiler", lambda engine: None)
+    status, _, told = command(*words)
+    remedy = "install clang (Debian: `apt install clang`), or name one in the variable CC, or leave it out of --engines\n"
+    assert (status, told) == (2, f"{start} compiler of the engine tinygrad was not found: {remedy}")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.real("processes")
 @pytest.mark.parametrize("words", [("evaluate", "FOLDER", "FILE"), ("rlhf", "score", "MODEL", "PAIRS")])
 def test_commands_that_run_a_model_name_the_missing_package(tmp_path: Path, words: Sequence[str]) -> None:

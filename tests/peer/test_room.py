@@ -11,6 +11,7 @@ import trio
 
 from peer.runtime import round_executor
 from peer.runtime.round_executor import RESERVED_BYTES, ROUNDS_AHEAD, DiskSpaceMonitor
+from storage.batch_store import BatchStore
 from tests.peer.chain import LANGUAGE, Chain
 from tests.peer.test_workshop import Busy, shop_of
 from training.job_disk_space import ROUNDS_MIN, job_disk_space
@@ -108,6 +109,12 @@ async def test_a_long_job_is_trained_while_there_is_room_for_the_next_rounds(tmp
     await looked.check_job(key, job)
     assert looked.is_short_for(key)
     looked.free = Disk(RESERVED_BYTES + of.total_bytes(job.rounds))
+    await looked.check_job(key, job)
+    assert not looked.shortage_text
+    looked.batches = BatchStore(tmp_path / "batches", 10**9)
+    await looked.check_job(key, job)
+    assert "free some space before the disk is full" in looked.shortage_text and not looked.is_short_for(key)
+    looked.free = Disk(RESERVED_BYTES + of.total_bytes(job.rounds) + 10**9)
     await looked.check_job(key, job)
     assert not looked.shortage_text
     chain.close()

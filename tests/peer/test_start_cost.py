@@ -22,6 +22,7 @@ VERSION_MODULES_MAX = 120
 # A voter without a job and without a person at its prompt needs none of them.
 UNUSED = {
     *("numpy", "rich", "prompt_toolkit", "email", "asyncio", "aiohttp", "jinja2", "zeroconf", "multiprocessing", "concurrent"),
+    *("tinygrad", "jax"),
     *("torch", "tokenizers", "safetensors", "tomllib", "xml", "csv", "importlib.metadata", "peer.commands.definitions"),
     *("demo", "peer.doctor", "peer.export", "peer.worker", "curation.service", "training.replicated.replicated_model"),
 }

@@ -259,7 +259,7 @@ def test_vectors_of_the_objective_are_left_out_and_the_card_says_so(tmp_path: Pa
 
 def test_a_reward_model_gives_scores_in_transformers_and_has_no_place_in_gguf(tmp_path: Path) -> None:
     found = tuned("reward")
-    with pytest.raises(UserError, match="produces scores, which GGUF cannot store"):
+    with pytest.raises(UserError, match="produces scores, which format 'gguf' cannot store"):
         write_model_files(found, tmp_path / "out", "gguf")
     write_model_files(found, tmp_path / "out", "transformers")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -311,7 +311,7 @@ def test_the_first_root_is_computed_again_from_the_blob_and_another_byte_is_name
     with pytest.raises(UserError, match=f"{start.hex()}: its bytes do not have the digest"):
         audit_export(folder)
     file.unlink()
-    with pytest.raises(UserError, match=f"{start.hex()}: No such file"):
+    with pytest.raises(UserError, match=f"{start.hex()}: it is missing"):
         audit_export(folder)
 
 

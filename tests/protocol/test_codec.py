@@ -168,6 +168,17 @@ def test_an_added_field_with_its_default_and_other_counts_of_fields_are_refused(
         codec.decode(Later, codec.pack(plain))
 
 
+@dataclass(frozen=True, slots=True)
+class Holder:
+    number: int
+    held: Later
+
+
+def test_a_value_in_an_added_field_is_found_at_any_depth() -> None:
+    assert not codec.has_added_value(Holder(1, Later("a", 1)))
+    assert codec.has_added_value(Holder(1, Later("a", 1, tags=("new",)))) and codec.has_added_value(Later("a", 1, b"new"))
+
+
 def test_added_fields_come_last() -> None:
     @dataclass(frozen=True)
     class Wrong:

@@ -26,7 +26,7 @@ from tests.sim.mutants.scenarios import CALM
 
 
 def test_votes_of_peers_that_crash_are_opened_by_those_that_have_seals() -> None:
-    simulation = dataclasses.replace(CURATES, crashes=3, seconds=3.0).simulation(1)
+    simulation = dataclasses.replace(CURATES, crashes=3, seconds=3.0).simulation(4)
     assert run_one(simulation).problem == ""
     assert simulation.curated.came_about()["votes opened by their seals"] >= 3
 

@@ -30,6 +30,7 @@ from training.safe_settings import (
     SafeNetwork,
     unsafe_reason,
 )
+from training.transformer import ModelSpec
 
 OFF = JobSpec(name="off", data=bytes(32), audit=AuditMode.OFF, local_steps=1, byzantine_max=1)
 
@@ -49,6 +50,8 @@ OFF = JobSpec(name="off", data=bytes(32), audit=AuditMode.OFF, local_steps=1, by
         ({**ESTIMATES, "inner_rate": 0.1}, 4, "inner_rate 0.1 was not measured to hold"),
         ({**ESTIMATES, "compression_warmup_rounds": 3}, 4, "compression_warmup_rounds 3 was not measured to hold"),
         ({**ESTIMATES, "bits": 2}, 4, "bits 2 was not measured to hold"),
+        ({**ESTIMATES, "grokfast": 1.0}, 4, "grokfast 1.0 was not measured to hold"),
+        ({**ESTIMATES, "model": ModelSpec(linear="ternary")}, 4, "model.linear ternary was not measured to hold"),
         ({"data": None}, 4, "no aggregation rule was measured to hold where each trainer has its own text"),
     ],
 )
@@ -80,6 +83,10 @@ def sampled(preset: str, **fields: Any) -> JobSpec:
         ("local", {"local_steps": 11}, "local_steps 11 was not measured to hold"),
         ("local", {"inner": InnerOptimizerKind.ADAMW, "bits": 2}, "inner adamw, bits 2 was not measured to hold"),
         ("local", {"rule": AggregationRule.MEAN}, "rule mean was not measured to hold"),
+        ("local", {"sam_radius": 0.05, "grokfast": 1.0}, "sam_radius 0.05, grokfast 1.0 was not measured to hold"),
+        ("local", {"model": ModelSpec(feed_forward="experts", experts=4)}, "model.feed_forward experts was not measured to hold"),
+        ("local", {"model": ModelSpec(attention="sliding-window", window=8)}, "model.attention sliding-window was not measured"),
+        ("per-step", {"model": ModelSpec(linear="ternary")}, "model.linear ternary was not measured to hold"),
         ("local", {"final_full_audit_rounds": 9}, "final_full_audit_rounds 9 was not measured to hold"),
         ("local", {"audit_rate": 0.1, "auditors": 1}, "re-executed 0.1 times on average, but at least 0.25 are needed"),
         ("per-step", {"audit_rate": 0.099}, "re-executed 0.198 times on average, but at least 0.25 are needed"),

@@ -61,6 +61,14 @@ def test_every_number_comes_in_as_it_is(tmp_path: Path) -> None:
     assert len(found) == len(values) == len({array.tobytes() for array in values.values()})
 
 
+def test_a_mistral_comes_in_with_its_window(tmp_path: Path) -> None:
+    values, said = tensors(), {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 8}
+    own = huggingface_model.open_huggingface_model(written(tmp_path, values, **said))
+    assert (own.model.attention, own.model.window) == ("sliding-window", 8)
+    found, _ = read(tmp_path)
+    assert np.array_equal(found["layers.1.query.weight"], values["model.layers.1.self_attn.q_proj.weight"])
+
+
 def cut_in_two(folder: Path, values: dict[str, Float32Array]) -> dict[str, dict[str, str]]:
     """Split a model into two files, and return their index."""
     (folder / "model.safetensors").unlink()
@@ -134,7 +142,11 @@ def _with_header(data: bytes, change: Any) -> bytes:
     ("said", "why"),
     [
         ({"architectures": ["MistralForCausalLM"]}, "architectures .*Mistral.* are not supported, only LlamaForCausalLM"),
-        ({"model_type": "mistral"}, "model_type 'mistral' is not supported, only 'llama'"),
+        ({"model_type": "mistral"}, "architectures .*Llama.* are not supported, only MistralForCausalLM"),
+        ({"model_type": "qwen2"}, "model_type 'qwen2' is not supported, only 'llama' and 'mistral'"),
+        ({"model_type": ["llama"]}, r"model_type \['llama'\] is not supported, only 'llama' and 'mistral'"),
+        ({"architectures": ["Qwen2"], "model_type": "qwen2"}, "only LlamaForCausalLM and MistralForCausalLM"),
+        ({"model_type": "qwen2", "architectures": None}, "model_type 'qwen2' is not supported, only 'llama' and 'mistral'"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling .*linear"),
         ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn"}}, "rope_parameters .*yarn"),
         ({"attention_bias": True}, "attention_bias True"),
@@ -470,7 +482,7 @@ def test_a_configuration_of_an_older_transformers_says_the_rotary_base_alone() -
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("model_type", "mistral"),
+        ("model_type", "mixtral"),
         ("rope_scaling", {"rope_type": "linear", "factor": 2.0}),
         ("rope_parameters", {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0}),
         ("attention_bias", True),

@@ -11,6 +11,7 @@ from ledger.core.genesis import ModuleVersion
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import BLOB_BYTES_MAX
 from training.job_spec import (
+    BF16_TOLERANCE,
     ESTIMATES,
     MUON_RATE,
     PRESETS,
@@ -27,7 +28,7 @@ from training.job_spec import (
 )
 from training.model_store import JobModelStore
 from training.replay.inner_state import inner_bytes
-from training.transformer import ModelSpec
+from training.transformer import DenseLinear, ModelSpec
 
 JOB = JobSpec(name="job", data=bytes(32))
 
@@ -54,11 +55,84 @@ def test_bytes_that_each_block_asks_for_are_decoded_once() -> None:
             JobSpec.decode(bad)
 
 
-def test_bf16_is_for_jobs_that_nobody_audits() -> None:
+def test_several_steps_in_bf16_are_for_jobs_that_nobody_audits() -> None:
     half = replace(JOB, precision=Precision.BF16, audit=AuditMode.OFF)
-    assert JobSpec.decode(half.encode()) == half
+    assert JobSpec.decode(half.encode()) == half and not half.is_reexecuted_in_bf16
     for audit in (AuditMode.FULL, AuditMode.SAMPLED):
-        refused(r"honest re-executions in bf16 differ by 0\.13 .* 0\.011; use audit 'off'", replace(half, audit=audit))
+        steps = f"outer 'nesterov', local_steps {JOB.local_steps}"
+        why = rf"audit '{audit}' and {steps}: .* 0\.13, .*; use outer 'adamw', or audit 'off'"
+        refused(why, replace(half, audit=audit))
+
+
+HALF = complete_fields(PRESETS["per-step"] | {"precision": Precision.BF16})
+
+
+@pytest.mark.parametrize("audit", [AuditMode.FULL, AuditMode.SAMPLED])
+def test_single_gradients_in_bf16_are_audited_within_a_tolerance_of_their_own(audit: AuditMode) -> None:
+    half = replace(JOB, **HALF | {"audit": audit})
+    assert half.validated().replay_tolerance == BF16_TOLERANCE and half.is_reexecuted_in_bf16
+    for values, why in (
+        ({"replay_tolerance": 0.049}, "replay_tolerance 0.049: .* use at least 0.05"),
+        ({"bits": 2}, "bits 2: .* use bits 4"),
+        ({"feedback_decay": 0.5}, "feedback_decay 0.5: .* use feedback_decay 0"),
+        ({"outer": OuterOptimizerKind.NESTEROV}, "outer 'nesterov', local_steps 1: .* use outer 'adamw'"),
+    ):
+        refused(f"precision 'bf16' with audit '{audit}' and {why}, or audit 'off', or precision 'fp32'", replace(half, **values))
+    assert replace(half, replay_tolerance=0.1).validated()
+
+
+def test_small_batches_memories_and_objectives_that_were_not_measured_in_bf16_are_refused() -> None:
+    half = replace(JOB, **HALF)
+    refused("batch 7: mean losses .* use at least 8", replace(half, batch=7))
+    assert replace(half, batch=7, audit=AuditMode.FULL).validated()
+    short = replace(half, model=ModelSpec(context=16))
+    refused("batch 8: mean losses of few tokens .* use at least 64", short)
+    assert replace(short, batch=64).validated() and replace(short, audit=AuditMode.FULL).validated()
+    refused("memory 'estimates': .* use memory 'residual'", replace(half, audit=AuditMode.FULL, memory=FeedbackMemory.ESTIMATES))
+    refused("objective 'scratch': .* use objective 'language'", replace(half, objective="scratch"))
+
+
+def test_layers_that_were_not_measured_in_bf16_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DenseLinear, "is_replayable_in_bf16", False)
+    half = replace(JOB, **HALF)
+    refused("model.linear 'dense': its gradients were not measured in bf16", half)
+    assert replace(half, audit=AuditMode.OFF).validated() and replace(half, precision=Precision.FP32).validated()
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ({"linear": "ternary"}, "model.linear 'ternary'"),
+        ({"attention": "sliding-window", "window": 8}, "model.attention 'sliding-window'"),
+        ({"feed_forward": "experts", "experts": 4}, "model.feed_forward 'experts'"),
+    ],
+)
+def test_only_the_usual_layers_have_audits_in_bf16(model: dict[str, Any], why: str) -> None:
+    half = replace(JOB, **HALF, model=ModelSpec(**model))
+    refused(f"{why}: its gradients were not measured in bf16", half)
+    assert replace(half, audit=AuditMode.OFF).validated() and replace(half, precision=Precision.FP32).validated()
+
+
+def test_muon_is_refused_and_no_default_with_audited_experts() -> None:
+    experts = {"model": ModelSpec(feed_forward="experts", experts=4)}
+    assert "inner" not in complete_fields(experts) and complete_fields({"model": ModelSpec()})["inner"] == InnerOptimizerKind.MUON
+    muon = replace(JOB, **experts, inner=InnerOptimizerKind.MUON)
+    refused("inner 'muon' with model.feed_forward 'experts' .* use inner 'adamw', or audit 'off'", muon)
+    assert replace(muon, inner=InnerOptimizerKind.ADAMW).validated() and replace(muon, audit=AuditMode.OFF).validated()
+
+
+def test_sam_is_refused_where_its_replays_were_not_measured() -> None:
+    refused("sam_radius 0.05: its gradients were not measured in bf16; use sam_radius 0", replace(JOB, **HALF, sam_radius=0.05))
+    ternary = replace(JOB, model=ModelSpec(linear="ternary"))
+    refused("sam_radius 0.05 with model.linear 'ternary': .* leave one of them out", replace(ternary, sam_radius=0.05))
+    assert ternary.validated()
+
+
+def test_the_tolerance_follows_the_precision_of_audited_jobs_unless_a_person_sets_it() -> None:
+    assert complete_fields({"precision": "bf16"})["replay_tolerance"] == BF16_TOLERANCE, "a person's text is not yet converted"
+    assert complete_fields({"precision": Precision.BF16, "replay_tolerance": 0.08})["replay_tolerance"] == 0.08
+    for fields in ({"precision": Precision.BF16, "audit": AuditMode.OFF}, {"precision": Precision.FP32}, {}):
+        assert "replay_tolerance" not in complete_fields(fields)
 
 
 def test_closing_rounds_are_of_sampled_jobs_and_not_more_than_there_are() -> None:
@@ -102,6 +176,10 @@ def test_a_model_of_another_form_survives_the_wire(said: dict[str, Any]) -> None
 
 def test_a_job_needs_the_module_of_its_objective(tmp_path: Path) -> None:
     assert JobModelStore(tmp_path).terms_of_spec(JOB.encode()).requires == (ModuleVersion("jobs", 1),)
+    half = replace(JOB, **HALF)
+    assert JobModelStore(tmp_path).terms_of_spec(half.encode()).requires == (ModuleVersion("jobs", 1), ModuleVersion("jobs", 2))
+    unaudited = replace(half, audit=AuditMode.OFF, final_full_audit_rounds=0)
+    assert JobModelStore(tmp_path).terms_of_spec(unaudited.encode()).requires == (ModuleVersion("jobs", 1),)
 
 
 @pytest.mark.parametrize(

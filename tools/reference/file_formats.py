@@ -78,19 +78,21 @@ A folder with text that is tokenized already. `peer shards DIR` prints its `mani
 MODELS = """\
 ## Model folders
 
-`peer train --from FOLDER` reads a folder of `transformers` with the architecture `LlamaForCausalLM`. Nothing in it is executed.
+`peer train --from FOLDER` reads a folder of `transformers` with the architecture `LlamaForCausalLM` or `MistralForCausalLM`.
+Nothing in it is executed.
 
 | file | read |
 |---|---|
-| `config.json` | sizes, `rope_theta`, `rms_norm_eps`, `tie_word_embeddings`, `eos_token_id` |
+| `config.json` | sizes, `rope_theta`, `rms_norm_eps`, `tie_word_embeddings`, `eos_token_id`, and `sliding_window` of a Mistral |
 | `model.safetensors`, or several with an index | float32, float16 and bfloat16, all converted to float32 |
+| `packed.safetensors` | a ternary model; it is read in place of `model.safetensors` |
 | `generation_config.json` | `eos_token_id`, which takes precedence; of several the first |
 | `tokenizer.json` | a [tokenizer](#tokenizers). Without it, or with `--vocabulary 256`, tokens are bytes: `vocab_size` must be 256, or 257 with `eos_token_id` 256 |
 | `SHA256SUMS`, or digests of `huggingface_hub` | the digest of each file that is read |
 
 Refused by name:
 
-- other architectures and activations, biases, `rope_scaling`, sliding windows, quantized types;
+- other architectures and activations, biases, `rope_scaling`, the window of a Llama, quantized types;
 - a `head_dim` other than width / heads;
 - missing tensors, other shapes, numbers that are not finite;
 - pickle files (`.bin`, `.pt`), since opening one can run a program.
@@ -100,12 +102,31 @@ Refused by name:
 | format | files |
 |---|---|
 | `transformers` (default) | `config.json`, `generation_config.json`, `model.safetensors`, `tokenizer.json`, `tokenizer_config.json` |
+| `packed` | those, and `packed.safetensors` |
 | `gguf`, `gguf-f32` | `model.gguf`, with matrices in float16 or float32 |
-| both | `README.md`, the model card; `SHA256SUMS` |
+| all | `README.md`, the model card; `SHA256SUMS` |
+
+A model with attention `sliding-window` is written as a `MistralForCausalLM`, with its window. GGUF has no such Llama, and refuses the
+model. No format has experts: a model with feed_forward `experts` stays in checkpoints (`peer export`).
 
 Parameters are the same bit for bit. Vectors that only training needed (`heads.value`, `heads.first`) are left out, and the card names them.
 A reward model is a `LlamaForSequenceClassification` with one score; GGUF cannot hold it. GGUF has names for the tokenizers of GPT-2, SmolLM,
 Llama 3 and Qwen 2 only. `eos_token_id` is the token that ends a text.
+
+### Packed models
+
+`config.json` of a model with ternary matrices has `"folkmoot_linear": "ternary"`, which `transformers` ignores. All files have the ternary
+weights, 0 and ±γ. `packed.safetensors` is a safetensors file with the names of `transformers`:
+
+| tensor | content |
+|---|---|
+| matrix of a layer | U8, ⌈elements / 4⌉: two bits for each element, the first one in the lowest bits; 0, 1 and 2 stand for 0, 1 and −1 |
+| its name with `_scale` | F32, one element: γ |
+| others | F32 |
+
+The metadata are one entry, `sha256`: the SHA-256 of the whole file with 64 zeros in its place. Refused are another digest, the code 3, codes
+other than 0 behind the last element, and a scale that no matrix with these levels has. Latent weights are made from γ and the levels: they have
+one size in each matrix, (γ − 10⁻⁵) / the share of levels other than 0, up to a unit of rounding, so that mean and levels are exact.
 
 ### Tokenizers
 """

@@ -22,10 +22,9 @@ from tools.reference import table
 from training import job_spec
 from training.api import job_builder
 from training.job_spec import ESTIMATES, PRESETS, AuditMode, JobSpec, complete_fields
-from training.transformer import NORM_EPSILON_MAX, NORM_EPSILON_MIN, ROPE_BASE_MAX, ROPE_BASE_MIN, ModelSpec
+from training.transformer import LAYERS, NORM_EPSILON_MAX, NORM_EPSILON_MIN, ROPE_BASE_MAX, ROPE_BASE_MIN, ModelSpec
 
 MEANING = ("field", "values", "default", "meaning")
-LAYERS = ("linear", "attention", "feed_forward")  # fields whose values are kinds of layers, which features add
 VALUES_OF_FIELD = {"bits": "1, 2, 4 or 8"}
 DPO_BETAS = f"above 0, at most {ppo.WEIGHT_MAX:g}"
 MODEL_FLOATS = {
@@ -228,7 +227,8 @@ def _values(name: str, hint: Any) -> str:
     if name in VALUES_OF_FIELD:
         return VALUES_OF_FIELD[name]
     if hint == Name:
-        return "a name" if name not in LAYERS else "a kind that a feature brings"
+        kinds = [f"`{kind.name}`" for kind in LAYERS if kind.place == name]
+        return ", ".join(kinds) or "a name"
     if hint is bool:
         return "`true`, `false`"
     if hint is float:

@@ -27,7 +27,7 @@ from training.job_spec import AuditMode, JobSpec, complete_fields
 from training.objectives.registry import find_objective, objective_names
 from training.round_context import TrainingPeer
 from training.safe_settings import unsafe_reason
-from training.transformer import BYTE_VOCABULARIES, BYTES_WITH_END, ModelSpec
+from training.transformer import BYTE_VOCABULARIES, BYTES_WITH_END, ModelSpec, complete_model_fields
 
 BUILT_IN_DATA = ""  # value of `TrainRequest.data` for the text inside every Python
 LOCAL_DATA = "local"
@@ -164,7 +164,8 @@ def _on_start(request: TrainRequest, spec: JobSpec, start: InitialModel) -> JobS
     """
     others = [name for name in request.overrides if name.startswith("model.")]
     if start.base is None and others == ["model.context"]:  # A job may change the length of training sequences.
-        return start.apply_to_spec(spec, replace(start.model, context=spec.model.context))
+        model = replace(start.model, context=spec.model.context)
+        return start.apply_to_spec(spec, model if model.window is None else model.with_window(model.window))
     own_bytes = request.vocabulary == start.model.vocabulary and start.tokenizer is None
     if (request.vocabulary and not own_bytes) or (others and spec.model != start.model):
         said = f"--set {others[0]}={request.overrides[others[0]]}" if others else f"--vocabulary {request.vocabulary}"
@@ -225,14 +226,14 @@ def parse_overrides(texts: dict[str, str], others: Iterable[str] = ()) -> dict[s
             raise UserError(f"unknown job field {name!r}{suggest_nearest(name, free)}")
         target[field] = parse_field(kinds[field], name, text)
     if model:
-        overrides["model"] = replace(ModelSpec(), **model)
+        overrides["model"] = replace(ModelSpec(), **complete_model_fields(model))
     return overrides
 
 
 def parse_field(kind: Any, name: str, text: str) -> Any:
     """Return the typed value of a field from the text that a person typed. Raises `UserError`."""
     if type(None) in get_args(kind):
-        if text == "none":
+        if text.lower() == "none":
             return None
         kind = get_args(kind)[0]
     if kind is bool:

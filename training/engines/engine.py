@@ -107,6 +107,14 @@ class DeclaringEngine(Engine, Declarer, Protocol):
     """An engine for objectives that have declarations."""
 
 
+@runtime_checkable
+class CompilingEngine(Engine, Protocol):
+    """An engine whose programs are compiled before the first round of a job, which would otherwise wait for them."""
+
+    def compile_programs(self, on_step: OnProgress) -> None:
+        """Compile the programs of a round. `on_step` is called meanwhile, also from another thread."""
+
+
 class EngineBackend(Protocol):
     """A library that implements engines. `start_backend` is called first, once in a process."""
 

@@ -18,7 +18,7 @@ from training import parameter_blob, worker_protocol
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import load_tokenizer
 from training.engine_implementations import objective_functions
-from training.engines.engine import DeclaringEngine, Engine, EngineBackend, RequiredModel
+from training.engines.engine import CompilingEngine, DeclaringEngine, Engine, EngineBackend, RequiredModel
 from training.job_spec import JobSpec
 from training.objectives.objective import Declaration
 from training.replay import proposal_replay
@@ -102,6 +102,8 @@ def open_job(context: WorkerContext, request: worker_protocol.OpenJobRequest) ->
         engine.required_model = RequiredModel(model.spec, model.parameters, data)
     engine.required_files = {digest: Path(path) for digest, path in request.files.items()}
     context.add_engine(request.job, engine)
+    if isinstance(engine, CompilingEngine):
+        engine.compile_programs(context.heartbeat)
     return worker_protocol.OpenJobReply(layout_of(spec).size, len(tokens.train), len(tokens.held_out))
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -39,6 +39,7 @@ PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")  # endings of formats 
 LFS_POINTER: Final = b"version https://git-lfs"
 METADATA_KEY: Final = "__metadata__"
 WRITTEN_METADATA: Final = {"format": "pt"}  # metadata that `transformers` writes and requires
+WRITTEN_TYPES: Final = {np.dtype("<f4"): "F32", np.dtype(np.uint8): "U8"}
 ALIGNMENT: Final = 8
 
 
@@ -231,14 +232,31 @@ def _counts(values: Any, length: int | None = None) -> list[int]:
 
 def write_safetensors(stream: BinaryIO, tensors: Iterable[tuple[str, Float32Array]]) -> None:
     """Write a safetensors file with the tensors as little-endian float32, in the order of their names."""
+    for piece in iter_safetensors(tensors, WRITTEN_METADATA):
+        stream.write(piece)
+
+
+def iter_safetensors(
+    tensors: Iterable[tuple[str, npt.NDArray[Any]]], metadata: Mapping[str, str]
+) -> Iterator[bytes | memoryview]:
+    """Yield the parts of a safetensors file with tensors of float32 or uint8, in the order of their names."""
     ordered = sorted(tensors, key=lambda item: item[0])
-    header: dict[str, object] = {METADATA_KEY: WRITTEN_METADATA}
-    offset = 0
-    for name, values in ordered:
-        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [offset, offset + 4 * values.size]}
-        offset += 4 * values.size
+    yield safetensors_header(((name, values.dtype, values.shape) for name, values in ordered), metadata)[0]
+    for _, values in ordered:
+        yield float32_bytes(values) if values.dtype == np.float32 else values.tobytes()
+
+
+def safetensors_header(
+    tensors: Iterable[tuple[str, npt.DTypeLike, Shape]], metadata: Mapping[str, str]
+) -> tuple[bytes, dict[str, int]]:
+    """Return the beginning of a file with tensors of these names, types and shapes, and the offset of each tensor in the file."""
+    header: dict[str, object] = {METADATA_KEY: metadata}
+    offset, places = 0, dict[str, int]()
+    for name, kind, shape in sorted(tensors, key=lambda item: item[0]):
+        size = np.dtype(kind).itemsize * math.prod(shape)
+        header[name] = {"dtype": WRITTEN_TYPES[np.dtype(kind)], "shape": list(shape), "data_offsets": [offset, offset + size]}
+        places[name], offset = offset, offset + size
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % ALIGNMENT)
-    stream.write(len(text).to_bytes(8, "little") + text)
-    for _, values in ordered:
-        stream.write(float32_bytes(values))
+    beginning = len(text).to_bytes(8, "little") + text
+    return beginning, {name: len(beginning) + place for name, place in places.items()}

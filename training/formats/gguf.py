@@ -32,7 +32,7 @@ def gguf_name(name: str, tensor: ModelTensor) -> str:
     """Return GGUF's name of one of our tensors. Raises `UserError` for a tensor that GGUF's Llama does not have."""
     theirs = tensor.parameter.gguf
     if not theirs:
-        raise UserError(f"GGUF does not support the tensor {name!r}")
+        raise UserError(f"GGUF does not support the tensor {name!r}: it takes models with feed_forward 'swiglu'")
     return theirs if tensor.layer is None else f"blk.{tensor.layer}.{theirs}"
 
 
@@ -42,6 +42,9 @@ def gguf_metadata(model: ModelSpec, vocabulary: BpeVocabulary, name: str, stop: 
     Without a named token llama.cpp ends texts at token 11. Without `stop` the metadata therefore name the byte 0, which no text
     has.
     """
+    if model.window is not None:  # llama.cpp would let a Llama attend to all tokens.
+        windows = f"GGUF does not support attention {model.attention!r}: it takes models with attention 'attention'"
+        raise UserError(f"{windows}; use --format transformers")
     nothing = next(character for character, byte in byte_alphabet().items() if byte == 0)
     end = vocabulary.ids[nothing] if stop is None else stop
     added = {token["content"] for token in vocabulary.added}

@@ -1,4 +1,4 @@
-"""Foreign models: a folder of transformers with a model in Llama's shape.
+"""Foreign models: a folder of transformers with a model in the shape of Llama, or of Mistral, a Llama with a sliding window.
 
 `config.json` has the sizes, safetensors files have the tensors, and `tokenizer.json` has a byte-level BPE. An error names any
 unsupported feature, and no code of the folder is executed.
@@ -25,8 +25,9 @@ from protocol.errors import RemoteProtocolError, UserError
 from storage.regular_files import open_regular
 from training.data.pretokenizers import parse_normalizer, parse_pre_tokenizer, splits_words
 from training.data.tokenizer import BpeTokenizer, added_token_json, byte_alphabet
-from training.formats import checkpoint
+from training.formats import checkpoint, packed_model
 from training.formats.checkpoint import StoredTensor
+from training.formats.packed_model import PackedTensor, TernaryTensor
 from training.job_spec import JobSpec
 from training.replicated.tensor_layout import float32_bytes, layout_of
 from training.transformer import (
@@ -35,8 +36,10 @@ from training.transformer import (
     EMBEDDING,
     OUTPUT_MATRIX,
     VOCABULARY_MAX,
+    DenseLinear,
     ModelSpec,
     ModelTensor,
+    SwiGlu,
     model_tensors,
 )
 
@@ -45,12 +48,14 @@ GENERATION: Final = "generation_config.json"
 TOKENIZER: Final = "tokenizer.json"
 SUMS: Final = "SHA256SUMS"  # file of digests in the format of `sha256sum`
 JSON_BYTES_MAX: Final = 16 << 20  # bytes of a JSON file: a tokenizer of 65,536 tokens has 4 MB
-SHAPE: Final = "LlamaForCausalLM"
+ARCHITECTURES: Final = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}  # by model type
+# Attention to a window of tokens is a Mistral, since a Llama of `transformers` ignores the field `sliding_window`.
+MODEL_TYPES: Final = {"attention": "llama", "sliding-window": "mistral"}  # by our kind of attention
 DERIVED: Final = re.compile(r"\.rotary_emb\.inv_freq$")  # name of a derived tensor that older files contain
 _SUM: Final = re.compile(r"([0-9a-f]{64})[ ][ *](.+)")
 
 # Features that our models lack. A configuration that sets one is refused with the name of the field.
-_ABSENT: Final = ("attention_bias", "mlp_bias", "quantization_config", "sliding_window", "use_sliding_window", "rope_scaling")
+_ABSENT: Final = ("attention_bias", "mlp_bias", "quantization_config", "use_sliding_window", "rope_scaling")
 _SIZES: Final = {
     "vocabulary": "vocab_size",
     "context": "max_position_embeddings",
@@ -59,10 +64,11 @@ _SIZES: Final = {
     "heads": "num_attention_heads",
     "hidden": "intermediate_size",
 }
+LINEAR: Final = "folkmoot_linear"  # our field with the kind of linear layers, if they are not dense
 ACTIVATION: Final = "silu"
 SCORE: Final = "score.weight"  # tensor of shape (1, width) that computes the score of a text, in a model without other outputs
 # Defaults of `transformers` for fields that a configuration omits.
-_EPSILON, _ROPE_BASE = 1e-6, 10_000.0
+_EPSILON, _ROPE_BASE, _MISTRAL_WINDOW = 1e-6, 10_000.0, 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +76,7 @@ class HuggingFaceModel:
     folder: Path
     model: ModelSpec
     tokenizer: bytes | None  # JSON of the tokenizer; None: the tokens are bytes
-    tensors: dict[str, StoredTensor]  # tensors by our names
+    tensors: Mapping[str, StoredTensor | TernaryTensor | PackedTensor]  # tensors by our names
     stop: int | None  # the token that ends a text; None: the folder names no such token
 
     def write_parameters(self, spec: JobSpec, file: BinaryIO) -> BlobHasher:
@@ -96,8 +102,9 @@ def open_huggingface_model(folder: Path, as_bytes: bool = False) -> HuggingFaceM
     With `as_bytes` the tokens are bytes, and the tokenizer is ignored. Raises `UserError`.
     """
     config = _json(folder / CONFIG)
-    if (kinds := config.get("architectures") or [SHAPE]) != [SHAPE]:
-        raise UserError(f"{folder / CONFIG}: architectures {_shown(kinds)} are not supported, only {SHAPE}")
+    known = [of for kind, of in ARCHITECTURES.items() if kind == config.get("model_type")] or [*ARCHITECTURES.values()]
+    if (kinds := config.get("architectures") or known[:1]) not in [[name] for name in known]:
+        raise UserError(f"{folder / CONFIG}: architectures {_shown(kinds)} are not supported, only {' and '.join(known)}")
     try:
         model = model_spec_from_config(config)
     except UserError as error:
@@ -105,9 +112,17 @@ def open_huggingface_model(folder: Path, as_bytes: bool = False) -> HuggingFaceM
     if model.vocabulary > VOCABULARY_MAX:
         larger = f"vocab_size {model.vocabulary} is more than {VOCABULARY_MAX}, the limit of 16-bit token ids"
         raise UserError(f"{folder / CONFIG}: {larger}; use a model with a smaller vocabulary, such as SmolLM with 49152")
-    _check_sums(folder, [folder / CONFIG, folder / GENERATION, folder / TOKENIZER, *checkpoint.tensor_file_paths(folder)])
+    is_packed = (folder / packed_model.PACKED).is_file()
+    of_tensors = [folder / packed_model.PACKED] if is_packed else checkpoint.tensor_file_paths(folder)
+    _check_sums(folder, [folder / CONFIG, folder / GENERATION, folder / TOKENIZER, *of_tensors])
     stop = _stop(folder, config, model.vocabulary)
-    return HuggingFaceModel(folder, model, _tokenizer(folder, model.vocabulary, as_bytes, stop), _tensors(folder, model), stop)
+    tokenizer = _tokenizer(folder, model.vocabulary, as_bytes, stop)
+    if is_packed:
+        names = llama_tensor_names(model)
+        return HuggingFaceModel(
+            folder, model, tokenizer, packed_model.read_packed(folder / packed_model.PACKED, model, names), stop
+        )
+    return HuggingFaceModel(folder, model, tokenizer, _tensors(folder, model), stop)
 
 
 def _stop(folder: Path, config: dict[str, Any], vocabulary: int) -> int | None:
@@ -121,8 +136,17 @@ def _stop(folder: Path, config: dict[str, Any], vocabulary: int) -> int | None:
     return None
 
 
-def _tensors(folder: Path, model: ModelSpec) -> dict[str, StoredTensor]:
+def _tensors(folder: Path, model: ModelSpec) -> dict[str, StoredTensor | TernaryTensor]:
     """Return the tensors of the model by our names. Raises `UserError` if one is missing or unknown."""
+    named, tensors = _stored_tensors(folder, model), model_tensors(model)
+    names = llama_tensor_names(model)
+    return {
+        name: TernaryTensor(stored, names[name]) if tensors[name].parameter.is_ternary else stored
+        for name, stored in named.items()
+    }
+
+
+def _stored_tensors(folder: Path, model: ModelSpec) -> dict[str, StoredTensor]:
     found = checkpoint.read_tensor_index(folder)
     spec = JobSpec(name="own", data=bytes(32), model=model)
     named, names = {}, llama_tensor_names(model)
@@ -154,12 +178,15 @@ def _tensors(folder: Path, model: ModelSpec) -> dict[str, StoredTensor]:
 
 def llama_tensor_names(model: ModelSpec) -> dict[str, str]:
     """Return Llama's name for each of our tensors, by our name. Raises `UserError` for a layer that a Llama does not have."""
-    return {name: _llama_name(name, tensor) for name, tensor in model_tensors(model).items()}
+    return {name: _llama_name(name, tensor, model) for name, tensor in model_tensors(model).items()}
 
 
-def _llama_name(name: str, tensor: ModelTensor) -> str:
+def _llama_name(name: str, tensor: ModelTensor, model: ModelSpec) -> str:
     theirs = tensor.parameter.transformers
     if not theirs:
+        if model.feed_forward != SwiGlu.name:
+            takes = f"--format transformers takes models with feed_forward {SwiGlu.name!r}"
+            raise UserError(f"{takes}, not {model.feed_forward!r}")
         raise UserError(f"the Llama model of transformers has no tensor for {name!r}")
     return theirs if tensor.layer is None else f"model.layers.{tensor.layer}.{theirs}"
 
@@ -169,9 +196,14 @@ def llama_config(model: ModelSpec, stop: int | None) -> dict[str, Any]:
 
     The rotary base and the number type are written under two names each: `transformers` before 5.0 reads other names.
     """
+    kind = MODEL_TYPES.get(model.attention)
+    if kind is None:
+        takes = f"--format transformers takes models with attention {' or '.join(map(repr, MODEL_TYPES))}"
+        raise UserError(f"{takes}, not {model.attention!r}")
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [ARCHITECTURES[kind]],
+        "model_type": kind,
+        **({} if model.window is None else {"sliding_window": model.window}),
         **{theirs: getattr(model, ours) for ours, theirs in _SIZES.items()},
         "num_key_value_heads": model.kv_heads,
         "head_dim": model.width // model.heads,
@@ -189,6 +221,7 @@ def llama_config(model: ModelSpec, stop: int | None) -> dict[str, Any]:
         "use_cache": True,
         "dtype": "float32",
         "torch_dtype": "float32",
+        **({LINEAR: model.linear} if model.linear != DenseLinear.name else {}),
     }
 
 
@@ -197,8 +230,9 @@ def model_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
     Raises `UserError`, which names the first field that our models do not support.
     """
-    if config.get("model_type") != "llama":
-        raise UserError(f"model_type {config.get('model_type')!r} is not supported, only 'llama'")
+    kind = config.get("model_type")
+    if kind not in [*ARCHITECTURES]:  # A dictionary raises `TypeError` for a list of the file.
+        raise UserError(f"model_type {kind!r} is not supported, only {' and '.join(map(repr, ARCHITECTURES))}")
     for name in _ABSENT:
         if config.get(name):
             raise UserError(f"{name} {config[name]!r} is not supported")
@@ -217,6 +251,10 @@ def model_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         or rope.keys() - {"rope_type", "rope_theta"}
     ):
         raise UserError(f"rope_parameters {rope!r} are not supported: only rope_theta is")
+    if kind == "llama" and config.get("sliding_window"):
+        raise UserError(
+            f"sliding_window {config['sliding_window']!r} is not supported for model_type 'llama', only for 'mistral'"
+        )
     rope_base = _number(rope or {}, "rope_theta", _number(config, "rope_theta", _ROPE_BASE))
     model = ModelSpec(
         **sizes,
@@ -224,7 +262,8 @@ def model_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         tied=tied,
         rope_base=rope_base,
         norm_epsilon=_number(config, "rms_norm_eps", _EPSILON),
-    )
+        linear=str(config.get(LINEAR, DenseLinear.name)),
+    ).with_window(_window(config) if kind == "mistral" else None)
     problem = model.problem()
     if problem:
         raise UserError(problem)
@@ -233,6 +272,12 @@ def model_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
             f"head_dim must be hidden_size / num_attention_heads = {model.width // heads}, not {config['head_dim']!r}"
         )
     return model
+
+
+def _window(config: Mapping[str, Any]) -> int | None:
+    """Return the window of a Mistral, which counts the token itself, as ours does. None: it attends to all tokens."""
+    window = config.get("sliding_window", _MISTRAL_WINDOW)
+    return None if window is None else _positive({"sliding_window": window}, "sliding_window")
 
 
 def _positive(config: Mapping[str, Any], name: str) -> int:

@@ -151,6 +151,8 @@ class Objective:
     needs_worker: ClassVar[bool] = True
     # True: rounds open only when a module of the ledger requests one, with one trainer and a brief (`ledger.jobs.JobBrief`).
     on_request: ClassVar[bool] = False
+    # True: its gradients were measured in bf16, and replays tell false ones from honest ones (`benchmarks.replay`).
+    is_replayable_in_bf16: ClassVar[bool] = False
     limits_norm: ClassVar[bool] = True  # True: an update with an unusual norm is rejected
     role: ClassVar[str] = TRAINER  # role in the ledger of the members that train for this objective
     data_without_text: ClassVar[str] = "only the prompts"  # what the job learned from, for people, if it reads no text
@@ -214,8 +216,8 @@ class Objective:
         return LayerParameter(name, shape, deviation=linear_deviation(shape[1]) if len(shape) > 1 else 0.0)
 
     def pass_parameters(self, job: JobSpecProtocol) -> int:
-        """Return the number of parameters of the transformer that a pass over a batch computes with."""
-        return job.model.parameters
+        """Return the number of parameters of the transformer that a pass computes with for each token."""
+        return job.model.pass_parameters
 
     def freezes_layers(self, job: JobSpecProtocol) -> bool:
         """Return true if the layers stay unchanged, and only the tensors outside them learn."""

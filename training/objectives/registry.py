@@ -25,6 +25,7 @@ class LanguageObjective(Objective):
     name = "language"
     description = "next-token prediction on text"
     starts_from_parameters = True
+    is_replayable_in_bf16 = True
 
     def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
         if job.tokenizer is None and job.model.vocabulary not in BYTE_VOCABULARIES:

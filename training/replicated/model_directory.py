@@ -36,7 +36,7 @@ from protocol.identity import short_id
 from protocol.limits import MEMBERS_MAX, MODEL_MANIFEST_BYTES_MAX, SNAPSHOT_PART_BYTES_MAX, TRAINERS_MAX
 from storage.crash_points import crash_points
 from storage.durable_files import lock_file, make_directory, sync_directory
-from training.job_spec import ESTIMATES_BYTES_MAX, OUTER_SLOTS, JobSpec
+from training.job_spec import ESTIMATES_BYTES_MAX, JobSpec
 from training.objectives.objective import STEERING_BYTES_MAX
 from training.replicated import error_feedback
 from training.replicated.error_feedback import FeedbackRecord
@@ -62,7 +62,7 @@ LEAVES_PER_PART: Final = SNAPSHOT_PART_BYTES_MAX // PIECE_BYTES
 # Number of last rounds whose median norms limit the next norm: liars must be the majority in more than half of them to move it.
 NORM_ROUNDS: Final = 16
 MAPPED_BYTES_MIN: Final = 16 << 20  # bytes from which an array is mapped to a file and not kept in memory
-VECTORS_MAX: Final = 3  # most vectors of a model: parameters and the two moments of AdamW
+VECTORS_MAX: Final = 4  # most vectors of a model: parameters, the two moments of AdamW, and the slow gradient of Grokfast
 # Most leaves of a model. Estimates have levels and scales, hence the factor of two.
 LEAVES_MAX: Final = VECTORS_MAX * BLOCKS_MAX + TRAINERS_MAX + 2 * (ESTIMATES_BYTES_MAX // PIECE_BYTES)
 RECORD_BYTES: Final = 256  # most bytes of a trainer's record in the encoded state
@@ -136,7 +136,7 @@ class ModelManifest:
 
 def vector_names(spec: JobSpec) -> tuple[str, ...]:
     """Return the names of a model's vectors, in the order of the model's leaves."""
-    return (PARAMETERS, *OUTER_SLOTS[spec.outer])
+    return (PARAMETERS, *spec.outer_slots)
 
 
 def part_names(spec: JobSpec) -> tuple[str, ...]:

@@ -7,6 +7,10 @@ An outer optimizer has slots, which are float32 vectors beside the parameters (`
     sign      momentum' = μ·momentum + g;  θ' = θ − η·sign(momentum')          Signum (Bernstein 2018, arXiv:1802.04434)
     adamw     AdamW (Loshchilov & Hutter, arXiv:1711.05101) on gradients, weight decay on matrices only
 
+Before the step of any of them, Grokfast may amplify the slow part of the aggregate g. It has a slot of its own:
+
+    slow' = α·slow + (1 − α)·g;  the step gets g + λ·slow'          Grokfast-EMA (Lee et al. 2024, arXiv:2405.20233, algorithm 2)
+
 Every operation is a separate float32 operation, rounded to nearest: never fused or contracted. Results below 2^-100 become zero
 at once. No result therefore depends on whether a library made the processor flush subnormal numbers to zero
 (`docs/decisions/0029`).
@@ -94,8 +98,24 @@ class OuterAdamW:
         _descend(parameters, change, min(terms.rate / (1 - self.powers[0]), STEP_MAX))
 
 
+@dataclass(frozen=True, slots=True)
+class Grokfast:
+    """An outer optimizer that gets amplified slow gradients. The slow gradient is its last slot."""
+
+    optimizer: OuterNesterov | OuterSgd | OuterSignum | OuterAdamW
+    factor: float
+    decay: float
+
+    def step(self, parameters: Float32Array, slots: Sequence[Float32Array], gradient: Float32Array, decayed: bool) -> None:
+        *own, slow = slots
+        _remember(slow, np.float32(self.decay), gradient * np.float32(1 - self.decay))
+        gradient += np.float32(self.factor) * slow
+        _flush(gradient)
+        self.optimizer.step(parameters, own, gradient, decayed)
+
+
 # An optimizer for the step of one round, which is computed block by block.
-OuterOptimizer = OuterNesterov | OuterSgd | OuterSignum | OuterAdamW
+OuterOptimizer = OuterNesterov | OuterSgd | OuterSignum | OuterAdamW | Grokfast
 
 
 def initial_beta_powers(spec: JobSpec) -> tuple[float, ...]:
@@ -115,6 +135,13 @@ def make_outer_optimizer(spec: JobSpec, taken: int, powers: tuple[float, ...], n
 
     `powers` are the powers of beta, including this round's step. `named` are the terms of the round's brief.
     """
+    optimizer = _make_plain_optimizer(spec, taken, powers, named)
+    return Grokfast(optimizer, spec.grokfast, spec.grokfast_decay) if spec.grokfast else optimizer
+
+
+def _make_plain_optimizer(
+    spec: JobSpec, taken: int, powers: tuple[float, ...], named: AdamWTerms | None
+) -> OuterNesterov | OuterSgd | OuterSignum | OuterAdamW:
     if spec.outer is OuterOptimizerKind.ADAMW:
         usual = AdamWTerms(inner_rate(spec, taken), spec.beta1, spec.beta2, EPSILON, spec.weight_decay)
         return OuterAdamW(named or usual, (powers[0], powers[1]))

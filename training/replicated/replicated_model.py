@@ -22,7 +22,7 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageErro
 from protocol.identity import short_id
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict
-from training.job_spec import OUTER_SLOTS, JobSpec
+from training.job_spec import JobSpec
 from training.replicated import (
     aggregate,
     codec,
@@ -126,7 +126,7 @@ class ReplicatedModel:
 
         Only one block for each thread is in memory.
         """
-        state, layout, slots = _first_state(job, spec), layout_of(spec), OUTER_SLOTS[spec.outer]
+        state, layout = _first_state(job, spec), layout_of(spec)
 
         def write(stretch: Sequence[TensorBlock]) -> list[bytes]:
             leaves = []
@@ -141,7 +141,7 @@ class ReplicatedModel:
             model_directory.ModelDirectoryWriter(directory, model_directory.part_names(spec)) as fresh,
         ):
             leaves = list(itertools.chain.from_iterable(each(write, layout.stretches)))
-            for slot, block in itertools.product(slots, layout.blocks):
+            for slot, block in itertools.product(spec.outer_slots, layout.blocks):
                 zeros = np.zeros(block.size, dtype=np.float32)
                 fresh.write_bytes_at(slot, 4 * block.elements.start, zeros)
                 leaves.append(model_leaf_hash(zeros))
@@ -443,7 +443,7 @@ class ReplicatedModel:
         if with_moments:
             state = replace(state, beta_powers=self.state.beta_powers)
         else:
-            vectors |= {slot: np.zeros_like(vectors[slot]) for slot in OUTER_SLOTS[spec.outer]}
+            vectors |= {slot: np.zeros_like(vectors[slot]) for slot in spec.outer_slots}
         return self.from_vectors(state, vectors)
 
     def rolled_back(self, number: int) -> ReplicatedModel:

@@ -9,8 +9,9 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -181,16 +182,26 @@ class LocalPeerRpcHandler(LocalPeerRpc):
         worker = self.peer.worker
         said = await worker.refresh_description() if worker else None
         devices = tuple(DeviceView(*dataclasses.astuple(device)) for device in said.devices) if said else ()
-        about = (said.threads, said.versions, devices) if said else ()
+        about: dict[str, Any] = {"threads": said.threads, "versions": said.versions, "devices": devices} if said else {}
         return tuple(
-            EngineView(name, True, _worker_state(worker), *about)
+            dataclasses.replace(_engine_view(name), in_use=True, state=_worker_state(worker), **about)
             if worker and name == self.peer.config.engine
-            else EngineView(name, False, "")
+            else _engine_view(name)
             for name in features.engines()
         )
 
     async def stop_peer(self) -> None:
         self.peer.stopped.set()
+
+
+def _engine_view(name: str) -> EngineView:
+    """Return a view of an engine without a worker. Nothing of the engine is imported."""
+    from importlib import metadata  # A voter does without it, and its import takes long.
+
+    kind, missing = features.engines()[name], features.why_engine_missing(name)
+    versions = {kind.package: metadata.version(kind.package)} if kind.package and find_spec(kind.package) else {}
+    compiler = features.find_engine_compiler(name) or ""
+    return EngineView(name, False, "", versions=versions, compiler=compiler, missing=": ".join(missing) if missing else "")
 
 
 def describe_own_limits(me: bytes, jobs: JobsState) -> str:

@@ -17,9 +17,10 @@ from peer.export.run_export import export_run, missing_payloads, require_new_fol
 from peer.roles import trainer
 from protocol.api import ModelFilesView, ModelRpc, RunExportView, SampleView, TextPieceView
 from protocol.errors import UserError
-from protocol.sampling import SamplingOptions
+from protocol.sampling import Activations, SamplingOptions
 from training import worker_protocol
 from training.api.job_builder import fetch_job_blob
+from training.transformer import int8_problem
 
 # Longest fetch of all missing updates; after it, the export fails and names the block of a missing update.
 EXPORT_FETCH_SECONDS_MAX = 600.0
@@ -53,6 +54,9 @@ class ModelRpcHandler(ModelRpc):
         kind, spec = opened.spec.resolved_objective, opened.spec
         if not kind.makes_text:
             raise UserError(f"job {found.name!r} generates no text: its objective is {spec.objective!r}")
+        problem = int8_problem(spec.model) if how.activations is Activations.INT8 else None
+        if problem:
+            raise UserError(f"job {found.name!r}: {problem}")
         directory, stop = str(driver.host.round_directory(key, number)), kind.stop_token(spec)
         if turns is not None and stop is None and not how.stop:
             how = replace(how, stop=("\n",))
@@ -88,7 +92,8 @@ class ModelRpcHandler(ModelRpc):
                 for digest, size in missing.items():
                     with trio.move_on_after(UPDATE_FETCH_SECONDS_MAX):
                         await driver.network.fetch_blob(digest, size, ())
-            return await trio.to_thread.run_sync(export_run, driver.store, driver.blobs, driver.host, self.peer.genesis, folder)
+            stores = driver.store, driver.blobs, driver.host
+            return await trio.to_thread.run_sync(export_run, *stores, self.peer.genesis, folder, self.peer.batches)
         finally:
             driver.running_exports -= 1
 

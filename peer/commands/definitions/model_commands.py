@@ -27,6 +27,7 @@ from protocol.sampling import (
     TOP_K_MAX,
     TURNS_MAX,
     WITHHELD_TEXT,
+    Activations,
     SamplingOptions,
 )
 from protocol.units import display_round_number
@@ -34,7 +35,12 @@ from protocol.units import display_round_number
 TOPIC = "Models and text"
 
 EVALUATED_TOKENS = 65_536  # tokens of an evaluation: some seconds of compute with the default model
-MODEL_FORMATS = ("transformers", "gguf", "gguf-f32")  # same names as in `peer.export.model_export`, whose import is slow
+MODEL_FORMATS = (
+    "transformers",
+    "packed",
+    "gguf",
+    "gguf-f32",
+)  # same names as in `peer.export.model_export`, whose import is slow
 
 TEMPERATURE_DEFAULT: Final = 0.8
 ESCAPED: Final = {"n": "\n", "t": "\t", "\\": "\\"}
@@ -96,7 +102,15 @@ STOP = Argument(
     help=rf"Text that ends the output; up to {STOPS_MAX} times; \n, \t and \\ are escapes",
 )
 SEED = Argument("--seed", type=parse_integer_in(0), default=0, metavar="S", help="Seed of the choice of tokens (default 0)")
-SAMPLING_ARGUMENTS = (JOB, NEWEST_MODEL, TOKENS, TEMPERATURE, TOP_K, TOP_P, STOP, SEED)
+QUANTISE = Argument(
+    "--quantise",
+    type=Activations,
+    choices=(Activations.INT8,),
+    default=Activations.FLOAT32,
+    metavar="int8",
+    help="Activations of eight bits, for models with ternary matrices (default float32)",
+)
+SAMPLING_ARGUMENTS = (JOB, NEWEST_MODEL, TOKENS, TEMPERATURE, TOP_K, TOP_P, STOP, SEED, QUANTISE)
 
 
 def model_argument(options: argparse.Namespace) -> str:
@@ -119,8 +133,8 @@ def _sampling(options: argparse.Namespace, beams: int = 0) -> SamplingOptions:
     temperature = options.temperature
     if temperature is None:
         temperature = 0.0 if beams else TEMPERATURE_DEFAULT
-    how = SamplingOptions(options.tokens, temperature, options.top_k, options.top_p, tuple(options.stop), options.seed, beams)
-    return how.validated()
+    drawn = options.tokens, temperature, options.top_k, options.top_p, tuple(options.stop), options.seed, beams
+    return SamplingOptions(*drawn, activations=options.quantise).validated()
 
 
 @command(
@@ -320,14 +334,16 @@ async def evaluate(asked: CommandContext[PeerApi]) -> None:
         choices=MODEL_FORMATS,
         default=MODEL_FORMATS[0],
         metavar="FORMAT",
-        help="Format: transformers (safetensors and tokenizer), gguf (float16 for llama.cpp) or gguf-f32 (default transformers)",
+        help="Format: transformers (safetensors and tokenizer), packed (also a file of ternary matrices with two bits for each "
+        "element), gguf (float16 for llama.cpp) or gguf-f32 (default transformers)",
     ),
     NEWEST_MODEL,
     Argument("--export", default="", metavar="FOLDER", help="Export from `peer export` to read in place of a peer"),
     description="""
         `transformers` gets config.json, generation_config.json, model.safetensors, tokenizer.json and tokenizer_config.json.
         README.md is the model card, and SHA256SUMS has the hashes. The model is a Llama, and a reward model a
-        LlamaForSequenceClassification, which GGUF cannot represent. Tensors that only training needs are left out. Without a
+        LlamaForSequenceClassification, which GGUF cannot represent. Tensors that only training needs are left out. Ternary
+        matrices are written as the weights with which the model computes, and `packed` adds packed.safetensors. Without a
         running peer the command reads the data directory. The error of an unknown round lists the rounds that the peer keeps.
 
             peer model story --job story@9 --format gguf

@@ -723,7 +723,7 @@ LINES: tuple[ChangedLine, ...] = (
         VouchSet.add_vouch,
         "self.terms.voting_key(judgement.trainer)",
         "judgement.trainer",
-        f"{VOUCHING}no_false_proposal_is_accepted_in_a_renewed_round_of_six",
+        f"{VOUCHING}no_false_proposal_is_accepted_in_a_renewed_round_of_at_most_six",
     ),
     ChangedLine(
         "vouch-of-a-former-voter",
@@ -747,7 +747,7 @@ LINES: tuple[ChangedLine, ...] = (
         vouch_set.vouches_needed,
         "if key not in terms.voters",
         "if not terms.trainers",
-        f"{VOUCHING}no_false_proposal_is_accepted_in_a_renewed_round_of_six",
+        f"{VOUCHING}no_false_proposal_is_accepted_in_a_renewed_round_of_at_most_six",
     ),
     ChangedLine(
         "block-without-vouches",

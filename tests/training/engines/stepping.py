@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from training.engines.pytorch.engine import TorchEngine, no_subnormal_numbers
+from training.engines.local_training import LocalTraining
 from training.objectives.objective import InnerStep
 from training.replay.inner_state import InnerState
 from training.replicated.outer_optimizer import inner_rate
@@ -12,12 +12,17 @@ from training.replicated.tensor_layout import Float32Array
 
 
 def inner_step(
-    engine: TorchEngine, parameters: Float32Array, inner: InnerState, step: InnerStep, on_step: Callable[[], None] = lambda: None
+    engine: LocalTraining,
+    parameters: Float32Array,
+    inner: InnerState,
+    step: InnerStep,
+    on_step: Callable[[], None] = lambda: None,
 ) -> tuple[Float32Array, InnerState]:
     """Return copies of the parameters and the inner state after this step."""
     engine.load_parameters(parameters)
     optimizer = engine.make_optimizer(inner)
-    with no_subnormal_numbers():
+    with engine.step_context():
         engine.accumulate_gradient(engine.draw_batch(*step.place, engine.spec.batch), on_step)
         optimizer.step(inner_rate(engine.spec, step.round))
-    return engine.read_parameters().copy(), InnerState(optimizer.steps, optimizer.moments.numpy().copy())
+    state = engine.read_state(optimizer)
+    return engine.read_parameters().copy(), InnerState(state.steps, state.moments.copy())

@@ -23,6 +23,7 @@ from training.corpus import open_tokens
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import ByteTokenizer, load_tokenizer
 from training.engine_resources import EngineResources
+from training.engines.held_out_evaluation import EVALUATION_TOKENS_MAX, evaluation_windows
 from training.engines.pytorch.device import CPU
 from training.engines.pytorch.engine import (
     FLOAT_BYTES,
@@ -33,7 +34,7 @@ from training.engines.pytorch.engine import (
     sequence_bytes,
     sequences_that_fit,
 )
-from training.engines.pytorch.implementations import EVALUATION_TOKENS_MAX, evaluation_windows, held_out_bits
+from training.engines.pytorch.implementations import held_out_bits
 from training.engines.pytorch.model import GPT
 from training.engines.pytorch.model_evaluation import evaluate_model
 from training.engines.pytorch.single_process_baseline import baseline_rate, train_baseline

@@ -13,6 +13,7 @@ from training.engines.pytorch.inner_optimizers import (
     decay_ranges,
     fused_adamw_step,
     orthogonalize,
+    vector_norm,
 )
 from training.job_spec import InnerOptimizerKind, JobSpec
 from training.replay.inner_state import adamw_tensors, hidden_matrices, inner_size, moment_slots
@@ -100,6 +101,13 @@ def test_gradients_are_clipped_before_anything_else() -> None:
     optimizer = Muon(parameters, gradients, replace(SPEC, beta1=0.0, beta2=0.99, weight_decay=0, gradient_clip=1.0))
     assert optimizer.step(0.1) == pytest.approx(norm)
     assert float(optimizer.moments[: LAYOUT.size].norm()) == pytest.approx(1.0, rel=1e-5), "without momentum: the gradient itself"
+
+
+@pytest.mark.parametrize("size", [1, 100, 1 << 16, (1 << 22) + 5])
+def test_the_norm_of_a_long_gradient_is_exact_to_rounding(size: int) -> None:
+    """All engines clip by this norm, so an error in it is an error of the whole update."""
+    vector = noise(size)
+    assert vector_norm(vector) == pytest.approx(float(vector.double().norm()), rel=1e-6)
 
 
 # AdamW ----------------------------------------------------------------------------------------------------------------

@@ -97,6 +97,18 @@ def test_ten_steps_of_two_processes_are_those_of_one_whose_full_audit_accepts_th
 
 
 @pytest.mark.parametrize("parallel", BOTH)
+def test_two_processes_train_experts_behind_a_window_with_their_balance_loss(
+    crew: RankProcesses, text: Path, parallel: ParallelMode
+) -> None:
+    model = replace(TEN.model, feed_forward="experts", experts=3).with_window(9)
+    spec = replace(TEN, local_steps=3, model=model)
+    start = initial_parameters(spec)
+    engines = engine_in(crew, text, spec, parallel), engine_of(text, spec)
+    (delta, losses), (alone, others) = (engine.local_steps(start, JOB, 0, TRAINER) for engine in engines)
+    assert difference(delta, alone) < 1e-4 and losses == pytest.approx(others, rel=1e-5)
+
+
+@pytest.mark.parametrize("parallel", BOTH)
 def test_one_process_computes_samples_and_scores(crew: RankProcesses, text: Path, parallel: ParallelMode) -> None:
     start, how, found = initial_parameters(TEN), SamplingOptions(max_tokens=5, temperature=1.0), list[object]()
     for engine in (engine_in(crew, text, TEN, parallel), engine_of(text, TEN)):
@@ -187,6 +199,9 @@ def test_what_several_processes_cannot_train_yet_is_refused_in_one_line(crew: Ra
         engine_in(crew, text, words, ParallelMode.FSDP, nothing)
     with pytest.raises(UserError, match="inner 'muon', which needs whole matrices"):
         engine_in(crew, text, replace(TEN, inner=InnerOptimizerKind.MUON), ParallelMode.FSDP, nothing)
+    for mode in (ParallelMode.DDP, ParallelMode.FSDP):
+        with pytest.raises(UserError, match=r"does not support sam_radius 0\.05: start this peer with parallel off"):
+            engine_in(crew, text, replace(TEN, sam_radius=0.05), mode, nothing)
 
 
 # A worker of two processes -------------------------------------------------------------------------------------------------

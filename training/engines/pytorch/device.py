@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ from torch import Tensor
 
 from protocol.errors import UserError
 from training.engine_resources import AUTO
+from training.engines.processor import MB, describe_processor
 from training.worker_protocol import DeviceInfo
 
 CPU = torch.device("cpu")
@@ -48,15 +47,12 @@ def select_device(name: str) -> torch.device:
 
 def describe_devices(used: Sequence[torch.device]) -> Iterator[DeviceInfo]:
     """Yield descriptions of all devices, with their memory. The memory of the device CPU is the machine's."""
-    page, mb = os.sysconf("SC_PAGE_SIZE"), 1_000_000
-    total, free = (page * os.sysconf(name) // mb for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
-    held = page * int(Path("/proc/self/statm").read_text().split()[1]) // mb if Path("/proc/self/statm").exists() else 0
-    yield DeviceInfo(str(CPU), platform.processor() or platform.machine(), total, free, held, CPU in used)
+    yield describe_processor(CPU in used)
     for here in cuda_devices():
         about, is_used = torch.cuda.get_device_properties(here), here in used
-        free_mb = torch.cuda.mem_get_info(here)[0] // mb if is_used else None
-        held = torch.cuda.memory_reserved(here) // mb if is_used else 0
-        yield DeviceInfo(str(here), about.name, about.total_memory // mb, free_mb, held, is_used)
+        free_mb = torch.cuda.mem_get_info(here)[0] // MB if is_used else None
+        held = torch.cuda.memory_reserved(here) // MB if is_used else 0
+        yield DeviceInfo(str(here), about.name, about.total_memory // MB, free_mb, held, is_used)
 
 
 def configure_device(device: torch.device) -> None:

@@ -18,18 +18,19 @@ from torch.nn import functional as F
 from training.data.token_sequences import TokenArray, TokenizedText, sequence_batch
 from training.engine_implementations import EngineImplementations, ObjectiveFunctions
 from training.engines.engine import OnProgress
-from training.engines.pytorch.layers import TorchAttention, TorchSwiGlu
+from training.engines.held_out_evaluation import evaluation_windows
+from training.engines.pytorch.layers import TorchAttention, TorchExperts, TorchLinearKind, TorchSwiGlu, TorchWindowAttention
 from training.engines.pytorch.model import GPT
+from training.engines.pytorch.ternary import MovingWeights, linear_int8, ternary_weights
 from training.job_spec import JobSpec
 
-# Most held-out tokens in one measurement: it takes less than 0.2 s on one thread with the default model.
-EVALUATION_TOKENS_MAX = 16_384
 EVALUATION_BATCH_TOKENS = 4_096  # tokens of one forward pass: the largest tensor, the logits, has 4 MB if tokens are bytes
 
 
 def next_token_loss(model: GPT, x_BT: Tensor, y_BT: Tensor) -> Tensor:
-    """Return the mean cross-entropy of the next token, in nats."""
-    return model.loss(x_BT, y_BT)  # Subclasses of the model may have another loss.
+    """Return the mean cross-entropy of the next token, in nats, and the penalties of layers."""
+    loss = model.loss(x_BT, y_BT)  # Subclasses of the model may have another loss.
+    return sum(model.penalties, start=loss)
 
 
 def held_out_bits(model: GPT, spec: JobSpec, tokens: TokenizedText, on_step: OnProgress) -> Mapping[str, float]:
@@ -58,15 +59,6 @@ def total_nats(
     return nats, bytes_seen
 
 
-def evaluation_windows(held_out: int, context: int, tokens_max: int = EVALUATION_TOKENS_MAX) -> npt.NDArray[np.int64]:
-    """Return the starts of windows in a held-out part.
-
-    The windows are adjacent in a small part, and spread evenly over a large one.
-    """
-    count = min((held_out - 1) // context, max(1, tokens_max // context))
-    return np.linspace(0, held_out - 1 - context, count).astype(np.int64)
-
-
 def window_batch(tokens: TokenArray, starts: npt.NDArray[np.int64], context: int) -> tuple[Tensor, Tensor]:
     """Return the inputs and the next-token targets of these windows as tensors of shape (B, T)."""
     x_BT, y_BT = sequence_batch(tokens, starts, context)
@@ -75,5 +67,12 @@ def window_batch(tokens: TokenArray, starts: npt.NDArray[np.int64], context: int
 
 IMPLEMENTATIONS: Final = EngineImplementations(
     objectives={"language": ObjectiveFunctions(loss=next_token_loss, metrics=held_out_bits)},
-    layers={"dense": F.linear, "attention": TorchAttention, "swiglu": TorchSwiGlu},
+    layers={
+        "dense": TorchLinearKind(F.linear),
+        "ternary": TorchLinearKind(F.linear, ternary_weights, MovingWeights, linear_int8),
+        "attention": TorchAttention,
+        "sliding-window": TorchWindowAttention,
+        "swiglu": TorchSwiGlu,
+        "experts": TorchExperts,
+    },
 )

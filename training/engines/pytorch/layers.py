@@ -6,12 +6,13 @@ Suffixes name the axes:
 - H query heads, G key/value heads, D features of one head
 - N heads of queries, keys and values together
 - F features inside the feed-forward network
+- E experts, K experts of a token, M pairs of a token and one of its experts, sorted by expert
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,11 +25,26 @@ from training.transformer import ModelSpec
 
 ROWS = 4  # least rows of a matrix in a product: with fewer rows, libraries add in another order
 KEYS = 64  # keys and values of a block of the cache: over whole blocks, attention always adds in the same order
+BALANCE_WEIGHT = 0.01  # weight of the loss that keeps experts equally busy (Fedus 2021, arXiv:2101.03961, section 2.2)
 
-# The implementation of a kind of linear layer: a function of inputs (…, inputs) and weights (outputs, inputs), which returns (…,
+# The product of a kind of linear layer: a function of inputs (…, inputs) and weights (outputs, inputs), which returns (…,
 # outputs). The weights may consist of several matrices, one below the other, so the result of each row must not depend on other
 # rows.
 TorchLinear = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class TorchLinearKind:
+    """The implementation of a kind of linear layer."""
+
+    product: TorchLinear
+    # A function of parameters and of the numbers of rows of their matrices, one below the other. It returns the weights for the
+    # product. None: the parameters are the weights.
+    make_weights: Callable[[Tensor, Sequence[int]], Tensor] | None = None
+    # A function of the same arguments, with the parameters at the start of a round. It returns a function from the parameters of
+    # a later local step to the weights for the product.
+    start_round: Callable[[Tensor, Sequence[int]], Callable[[Tensor], Tensor]] | None = None
+    product_int8: TorchLinear | None = None  # product with activations of eight bits, for inference; None: the kind has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +55,8 @@ class ForwardPass:
     start: int = 0  # number of tokens before the first token of the pass
     cache: KVCache | None = None
     last: int | None = None  # Later layers use only this number of positions at the end. None: all.
+    # Losses of blocks, which a training loss may add. A pass with gradients appends them. None: nobody reads them.
+    penalties: list[Tensor] | None = None
 
 
 class TorchBlock(ABC):
@@ -101,19 +119,36 @@ class TorchAttention(TorchBlock):
             k_BGTD, v_BGTD = at.cache.extend(at.layer, k_BGTD, v_BGTD)
         if q_BHTD.is_cuda:  # In float32, kernels that share keys and values need memory for all attention weights.
             k_BGTD, v_BGTD = (repeat_kv_heads(tensor, heads) for tensor in (k_BGTD, v_BGTD))
-        # A single new token attends to all tokens before it; several tokens need a causal mask.
-        is_shared, mask_TT = k_BGTD.shape[1] != heads, None
-        if length > 1 and at.cache and (at.start or at.cache.is_steady):
-            mask_TT = torch.ones(length, k_BGTD.shape[2], dtype=torch.bool, device=x_BTC.device).tril(at.start)
+        is_shared, mask_TT = k_BGTD.shape[1] != heads, self._mask(length, k_BGTD.shape[2], at, x_BTC.device)
         is_causal = length > 1 and mask_TT is None
         out_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BGTD, v_BGTD, mask_TT, is_causal=is_causal, enable_gqa=is_shared)
         return out_BHTD.transpose(1, 2).reshape(batch, length, width)
+
+    def _mask(self, length: int, keys: int, at: ForwardPass, device: torch.device) -> Tensor | None:
+        """Return true for the keys that each token of the pass attends to, (T, keys). None: for all keys up to the token's."""
+        # A single new token attends to all tokens before it; several tokens need a causal mask.
+        if length > 1 and at.cache and (at.start or at.cache.is_steady):
+            return torch.ones(length, keys, dtype=torch.bool, device=device).tril(at.start)
+        return None
 
     def _rotate(self, x_BTND: Tensor, start: int) -> Tensor:
         """Return the tensor with each pair of features (d, d + D/2) turned by an angle that grows with the position."""
         length, half = x_BTND.shape[1], x_BTND.shape[3] // 2
         cos_TD, sin_TD = (table[start : start + length, None] for table in (self.cos_TD, self.sin_TD))
         return (x_BTND * cos_TD + x_BTND.roll(half, -1) * sin_TD).type_as(x_BTND)
+
+
+class TorchWindowAttention(TorchAttention):
+    @staticmethod
+    def saved_floats(spec: ModelSpec) -> int:
+        return TorchAttention.saved_floats(spec) + spec.context  # the mask
+
+    def _mask(self, length: int, keys: int, at: ForwardPass, device: torch.device) -> Tensor:
+        assert self.spec.window is not None, "`ModelSpec.problem` requires a window"
+        # The padding of a steady cache may have no key in its window. Nobody reads its results, and a later pass replaces it.
+        token_T1 = at.start + torch.arange(length, device=device)[:, None]
+        distance_TT = token_T1 - torch.arange(keys, device=device)
+        return (distance_TT >= 0) & (distance_TT < self.spec.window)
 
 
 class TorchSwiGlu(TorchBlock):
@@ -132,6 +167,72 @@ class TorchSwiGlu(TorchBlock):
     def forward(self, x_BTC: Tensor, weights: Mapping[str, Tensor], at: ForwardPass) -> Tensor:
         gate_BTF, up_BTF = self.linear(self.normalise(x_BTC, weights["mlp_norm"]), weights["gate_up"]).chunk(2, dim=-1)
         return x_BTC + self.linear(F.silu(gate_BTF) * up_BTF, weights["down"])
+
+
+class TorchExperts(TorchBlock):
+    leaves: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "mlp_norm": ("mlp_norm.weight",),  # (C,)
+        "router": ("router.weight",),  # (E, C)
+        "gate": ("experts.gate.weight",),  # (E, F, C)
+        "up": ("experts.up.weight",),  # (E, F, C)
+        "down": ("experts.down.weight",),  # (E, C, F)
+    }
+
+    @staticmethod
+    def saved_floats(spec: ModelSpec) -> int:
+        # As in a SwiGLU, whose gate, up, activation and product each expert of a token keeps. Floats of size `width` for each
+        # expert: its inputs and outputs. Floats of each expert: its weight before and after the sort, and five integers of 64
+        # bits for its number, the sort and its token. Floats of size `experts`: probabilities.
+        of_expert = 2 * spec.width + 4 * spec.hidden + 12
+        return 3 * spec.width + spec.experts_per_token * of_expert + spec.experts
+
+    def forward(self, x_BTC: Tensor, weights: Mapping[str, Tensor], at: ForwardPass) -> Tensor:
+        y_BTC = self.normalise(x_BTC, weights["mlp_norm"])
+        with torch.autocast(x_BTC.device.type, enabled=False):  # Coarse probabilities would be equal for many experts.
+            p_BTE = F.linear(y_BTC.float(), weights["router"]).softmax(dim=-1)
+        chosen_BTK, share_BTK = self.choose_experts(p_BTE)
+        tokens_BE = _count_tokens(chosen_BTK, self.spec.experts)
+        if at.penalties is not None and torch.is_grad_enabled():
+            at.penalties.append(balance_loss(p_BTE, tokens_BE))
+        order_M = chosen_BTK.flatten().sort(stable=True).indices
+        token_M = order_M // self.spec.experts_per_token
+        parts = y_BTC.flatten(0, 1).index_select(0, token_M).split(tokens_BE.sum(dim=0).tolist())
+        # `unbind` joins the gradients of all experts. An index would make a gradient of the whole stack for each expert.
+        experts = zip(parts, *(weights[name].unbind() for name in ("gate", "up", "down")), strict=True)
+        out_MC = torch.cat([self._compute_expert(*expert) for expert in experts if len(expert[0])])
+        out_MC = out_MC * share_BTK.flatten()[order_M, None]
+        # A token's experts are added in the order of their numbers.
+        return x_BTC + torch.zeros_like(x_BTC).flatten(0, 1).index_add(0, token_M, out_MC.type_as(x_BTC)).view_as(x_BTC)
+
+    def choose_experts(self, p_BTE: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the numbers of the experts of each token, the likeliest first, and their weights: each (B, T, K)."""
+        count = self.spec.experts_per_token
+        best = p_BTE.topk(min(count + 1, self.spec.experts))
+        threshold_BT1 = best.values[..., count:].sum(dim=-1, keepdim=True)  # p of the likeliest other expert; 0 if there is none
+        return best.indices[..., :count], best.values[..., :count] - threshold_BT1
+
+    def _compute_expert(self, x_NC: Tensor, gate_FC: Tensor, up_FC: Tensor, down_CF: Tensor) -> Tensor:
+        rows = len(x_NC)
+        # Libraries add in another order for fewer rows. So a generated token gets the bits that it has inside a prompt.
+        x_NC = F.pad(x_NC, (0, 0, 0, -rows % ROWS))
+        return self.linear(F.silu(self.linear(x_NC, gate_FC)) * self.linear(x_NC, up_FC), down_CF)[:rows]
+
+
+def _count_tokens(chosen_BTK: Tensor, experts: int) -> Tensor:
+    """Return the number of tokens of each expert in each sequence, (B, E)."""
+    batch = len(chosen_BTK)
+    first_B11 = experts * torch.arange(batch, device=chosen_BTK.device)[:, None, None]
+    return torch.bincount((chosen_BTK + first_B11).flatten(), minlength=batch * experts).view(batch, experts)
+
+
+def balance_loss(p_BTE: Tensor, tokens_BE: Tensor) -> Tensor:
+    """Return 0.01 · E · Σ f_e · P_e of a layer, in the mean over sequences.
+
+    f_e is the share of a sequence's tokens that choose an expert, and P_e its mean probability in the sequence. Means over a
+    micro-batch would depend on its size, and honest replays choose other sizes.
+    """
+    _, length, experts = p_BTE.shape
+    return BALANCE_WEIGHT * experts * (tokens_BE / length * p_BTE.mean(dim=1)).sum(dim=-1).mean()
 
 
 class KVCache:

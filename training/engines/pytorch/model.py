@@ -9,7 +9,9 @@ enough to load, update or read all parameters. Suffixes name the axes: B sequenc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,12 +20,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from protocol.errors import UserError
 from training.engine_implementations import layer_implementation
 from training.engines.pytorch.device import CPU, upload_vector
-from training.engines.pytorch.layers import ForwardPass, KVCache, TorchBlock, TorchLinear
+from training.engines.pytorch.layers import ForwardPass, KVCache, TorchBlock, TorchLinear, TorchLinearKind
 from training.job_spec import JobSpec
 from training.replicated.tensor_layout import Float32Array, layout_of
-from training.transformer import EMBEDDING, FINAL_NORM, FIRST_TOKEN_VECTOR, HEAD, OUTPUT_MATRIX, layer_parameters
+from training.transformer import EMBEDDING, FINAL_NORM, FIRST_TOKEN_VECTOR, HEAD, OUTPUT_MATRIX, int8_problem, layer_parameters
 
 NAME = "pytorch"  # name of the engine
 # Arguments of torch's `checkpoint`. The model has no random operation.
@@ -66,13 +69,48 @@ class GPT:
         self.embedding_VC = self._view(EMBEDDING)
         self.output_VC = self.embedding_VC if spec.tied else self._view(OUTPUT_MATRIX)
         self.final_norm_C = self._view(FINAL_NORM)
-        linear: TorchLinear = layer_implementation(NAME, spec.linear)
-        kinds: list[type[TorchBlock]] = [layer_implementation(NAME, name) for name in (spec.attention, spec.feed_forward)]
-        self.blocks = [kind(spec, linear, device) for kind in kinds]  # attention and feed-forward block, which all layers share
+        self._linear: TorchLinearKind = layer_implementation(NAME, spec.linear)
+        self.blocks = self._make_blocks(self._linear.product)
+        self._ternary_rows = self._rows_of_ternary_leaves()
+        # For each layer, functions from leaves to weights during the local steps of a round; empty outside of them.
+        self._moving: list[Mapping[str, Callable[[Tensor], Tensor]]] = []
         self.layers = [self._layer(f"layers.{index}.", learns) for index in range(spec.layers)]
         # Vectors of shape (C,) by name, for objectives that have heads.
         self.heads = {name: self._view(name) for name in self._tensors if name.startswith(HEAD)}
         self.first_C = self.heads.get(FIRST_TOKEN_VECTOR)
+        # Losses of blocks in the last pass, which a training loss may add (`ForwardPass.penalties`).
+        self.penalties = list[Tensor]()
+
+    def _make_blocks(self, linear: TorchLinear) -> list[TorchBlock]:
+        """Return the attention and the feed-forward block, which all layers share."""
+        kinds: list[type[TorchBlock]] = [
+            layer_implementation(NAME, name) for name in (self.spec.attention, self.spec.feed_forward)
+        ]
+        return [kind(self.spec, linear, self.device) for kind in kinds]
+
+    def _rows_of_ternary_leaves(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the numbers of rows of the matrices in each leaf whose parameters are not the weights of the product."""
+        known, found = {parameter.name: parameter for parameter in layer_parameters(self.spec)}, dict[str, tuple[int, ...]]()
+        for block in self.blocks:
+            for leaf, names in block.leaves.items():
+                kinds = {known[name].is_ternary for name in names}
+                assert len(kinds) == 1, f"the leaf {leaf!r} joins ternary matrices with others"
+                if kinds == {True}:
+                    found[leaf] = tuple(known[name].shape[0] for name in names)
+        return found
+
+    def with_int8_activations(self) -> GPT:
+        """Return a model on the same parameters whose linear layers read activations of eight bits. It is for inference only.
+
+        Raises `UserError` if the model's matrices are not ternary.
+        """
+        problem = int8_problem(self.spec)
+        if problem:
+            raise UserError(problem)
+        assert self._linear.product_int8 is not None, self.spec.linear
+        found = copy.copy(self)
+        found.blocks = self._make_blocks(self._linear.product_int8)
+        return found
 
     def _layer(self, prefix: str, learns: bool) -> Mapping[str, Tensor]:
         """Return the tensors (leaves of autograd) of a layer's blocks by name."""
@@ -124,13 +162,14 @@ class GPT:
 
         With a cache, `x_BT` continues the cached tokens.
         """
+        self.penalties.clear()
         start = cache.length if cache else 0
         x_BTC = F.embedding(x_BT, self.embedding_VC)
         if self.first_C is not None and start == 0:
             x_BTC = torch.cat((x_BTC[:, :1] + self.first_C, x_BTC[:, 1:]), dim=1)
         for index, layer in enumerate(self.layers):
             wanted = last if index == len(self.layers) - 1 else None  # After the last layer, only these positions are read.
-            at = ForwardPass(index, start, cache, wanted)
+            at = ForwardPass(index, start, cache, wanted, self.penalties)
             if self.recompute and torch.is_grad_enabled():
                 x_BTC = checkpoint(self._through, layer, x_BTC, at, **KEEPING_INPUTS)
             else:
@@ -139,8 +178,36 @@ class GPT:
             cache.length += x_BT.shape[1] - cache.beyond
         return F.rms_norm(x_BTC, self.final_norm_C.shape, self.final_norm_C, self.spec.norm_epsilon)
 
+    def _ternary_layer(self, layer: Any, index: int) -> Mapping[str, Tensor]:
+        """Return the leaves of a layer, with the weights for the product in the place of latent weights."""
+        found = {leaf: layer[leaf] for block in self.blocks for leaf in block.leaves}
+        moving = self._moving[index] if self._moving and torch.is_grad_enabled() else {}
+        for leaf, rows in self._ternary_rows.items():
+            if moving:
+                found[leaf] = moving[leaf](found[leaf])
+            else:
+                assert self._linear.make_weights is not None, self.spec.linear
+                found[leaf] = self._linear.make_weights(found[leaf], rows)
+        return found
+
+    @contextmanager
+    def local_steps(self) -> Iterator[None]:
+        """Let ternary weights move without jumps in passes with gradients, from their values at the present parameters."""
+        if self._ternary_rows:
+            start = self._linear.start_round
+            assert start is not None, self.spec.linear
+            self._moving = [
+                {leaf: start(layer[leaf], rows) for leaf, rows in self._ternary_rows.items()} for layer in self.layers
+            ]
+        try:
+            yield
+        finally:
+            self._moving = []
+
     def _through(self, layer: Any, x_BTC: Tensor, at: ForwardPass) -> Tensor:
         """Return the residual stream after a layer. If `at.last` is set, it has only this number of positions, the last ones."""
+        if self._ternary_rows:
+            layer = self._ternary_layer(layer, at.layer)
         for block in self.blocks:
             x_BTC = block.forward(x_BTC, layer, at)
         return x_BTC

@@ -15,7 +15,8 @@ from features.json_output import print_json_result
 from protocol.errors import UserError
 from training.data.text_files import read_text
 from training.data.tokenizer import load_tokenizer
-from training.engines.pytorch.implementations import evaluation_windows, total_nats
+from training.engines.held_out_evaluation import evaluation_windows
+from training.engines.pytorch.implementations import total_nats
 from training.engines.pytorch.model import GPT
 from training.formats.huggingface_model import open_huggingface_model
 from training.job_spec import JobSpec

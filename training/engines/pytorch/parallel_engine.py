@@ -20,6 +20,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -56,6 +57,7 @@ from training.objectives.objective import Declaration
 from training.replay.inner_state import InnerState
 from training.replicated.tensor_layout import Float32Array
 from training.token_generation import SampledToken
+from training.transformer import TernaryLinear
 
 log = logging.getLogger("peer")
 # Timeout in seconds of an exchange between all processes: of a layer's tensors, or at most of a model of 30 GB over a bus.
@@ -239,11 +241,18 @@ class ParallelEngine(TorchEngine):
         functions = objective_functions(NAME, spec.objective)
         if functions.declarer is not None or functions.reference is not None:
             raise UserError(f"parallel {mode!r} does not support objective {spec.objective!r}: start this peer with parallel off")
+        if spec.sam_radius:
+            raise UserError(
+                f"parallel {mode!r} does not support sam_radius {spec.sam_radius:g}: start this peer with parallel off"
+            )
         if resources.parallel is ParallelMode.FSDP and spec.inner is InnerOptimizerKind.MUON:
             raise UserError(
                 "parallel 'fsdp' does not support inner 'muon', which needs whole matrices: use parallel ddp or off here, "
                 "or inner adamw in the job"
             )
+        if spec.model.linear == TernaryLinear.name and not spec.sends_gradients:
+            steps = f"parallel {mode!r} does not support local steps of ternary matrices"
+            raise UserError(f"{steps}: start this peer with parallel off, or use preset per-step in the job")
         self._crew, self._number = crew, next(crew.job_numbers)
         # A weak reference to the engine that this process uses alone, for metrics and texts.
         self._whole: Callable[[], TorchEngine | None] = lambda: None
@@ -252,12 +261,15 @@ class ParallelEngine(TorchEngine):
     def _prepare(self) -> None:
         """Do nothing, since the parts of the model are made in all processes by a command."""
 
+    def local_steps_context(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def load_parameters(self, parameters: Float32Array) -> None:
         if self._number not in self._crew.parts.open:
             self._crew.send_command(OpenRankModel(self._number, self.spec.encode(), self._resources.parallel))
         self._crew.send_command(LoadParameters(self._number), parameters)
 
-    def _moved_from(self, parameters: Float32Array) -> Float32Array:
+    def moved_from(self, parameters: Float32Array) -> Float32Array:
         return parameters - self.read_parameters()
 
     def read_parameters(self) -> Float32Array:
@@ -266,7 +278,7 @@ class ParallelEngine(TorchEngine):
     def make_optimizer(self, inner: InnerState | None = None) -> Any:
         return _RankOptimizer(self._crew, self._number, inner)
 
-    def _clipped_gradient(self) -> Float32Array:
+    def clipped_gradient(self) -> Float32Array:
         self._crew.send_command(ClipGradient(self._number))
         return self._crew.send_command(GatherVector(self._number, "gradients"))
 

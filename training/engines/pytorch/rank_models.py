@@ -29,9 +29,10 @@ from protocol.limits import TRANSACTION_BYTES_MAX
 from protocol.messages import Name
 from training.engine_implementations import objective_functions
 from training.engine_resources import EngineResources, ParallelMode
+from training.engines.adamw import weight_decay_mask
 from training.engines.pytorch.device import to_device, to_numpy
 from training.engines.pytorch.engine import autocast_context, no_subnormal_numbers
-from training.engines.pytorch.inner_optimizers import adamw_step, clip_gradients, make_inner_optimizer, weight_decay_mask
+from training.engines.pytorch.inner_optimizers import adamw_step, clip_gradients, make_inner_optimizer
 from training.engines.pytorch.layers import ForwardPass
 from training.engines.pytorch.model import GPT, KEEPING_INPUTS, NAME
 from training.job_spec import BATCH_MAX, JobSpec
@@ -170,9 +171,10 @@ class _LayerModule(nn.Module):
         return getattr(self, name)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
+        at = ForwardPass(penalties=self.gpt.penalties)
         if self.recompute:
-            return checkpoint(GPT._through, self.gpt, self, x_BTC, ForwardPass(), **KEEPING_INPUTS)
-        return GPT._through(self.gpt, self, x_BTC, ForwardPass())
+            return checkpoint(GPT._through, self.gpt, self, x_BTC, at, **KEEPING_INPUTS)
+        return GPT._through(self.gpt, self, x_BTC, at)
 
 
 class _LossModule(nn.Module):
