@@ -1,4 +1,4 @@
-"""What only the engine tinygrad has: a compiler to look for, a cache of compiled programs, and a process without torch."""
+"""The engine tinygrad: its compiler, its cache of compiled programs, and its process without torch."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def test_without_a_compiler_one_line_says_what_to_install(monkeypatch: pytest.Mo
         backend.TinygradBackend().start_backend(EngineResources(), [])
     assert str(refused.value) == (
         "the engine 'tinygrad' needs the program clang, which was not found: "
-        "install it (Debian: `apt install clang`), or name one in the variable CC"
+        "install clang (Debian: `apt install clang`), or name one in the variable CC"
     )
 
 
-def test_a_device_that_it_has_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_device_than_the_processor_is_refused() -> None:
     with pytest.raises(UserError, match="the engine 'tinygrad' has no device 'cuda:1', only cpu: start this peer with it"):
         backend.TinygradBackend().start_backend(EngineResources(device="cuda:1"), [])
 
@@ -123,3 +123,12 @@ def test_its_worker_trains_without_torch_and_without_a_lasting_child(tmp_path: P
         "False True",
         "no child",
     ]
+
+
+@pytest.mark.real("compilers")
+@pytest.mark.skipif(MISSING is not None, reason=f"engine tinygrad: {': '.join(MISSING or ())}")
+def test_without_a_folder_no_compiled_program_is_kept(tmp_path: Path) -> None:
+    code = "from training.engines.tinygrad.backend import *; BACKEND.start_backend(EngineResources(), [])"
+    folders = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME"), str(tmp_path))
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": ".", **folders})
+    assert list(tmp_path.iterdir()) == []
