@@ -18,9 +18,9 @@ from training.engines.tinygrad import backend, compiler
 MISSING = features.why_engine_missing("tinygrad")
 
 
-def program(folder: Path, name: str) -> str:
+def program(folder: Path, name: str, prints: str = "") -> str:
     path = folder / name
-    path.write_text("#!/bin/sh\n")
+    path.write_text(f"#!/bin/sh\necho '{prints}'\n")
     path.chmod(0o755)
     return str(path)
 
@@ -34,6 +34,20 @@ def test_clang_is_found_by_its_own_name_by_its_version_and_by_cc(tmp_path: Path)
     program(tmp_path, "gcc")
     assert compiler.find_compiler(place) == compiler.find_compiler(place | {"CC": "gcc"}) == new
     assert compiler.find_compiler(place | {"CC": old}) == old and compiler.find_compiler(place | {"CC": "/no/clang"}) is None
+
+
+@pytest.mark.real("processes")
+@pytest.mark.parametrize(
+    ("prints", "version"),
+    [
+        ("Debian clang version 14.0.6\nTarget: x86_64", "14.0.6"),
+        ("Apple clang version 15.0.0 (clang-1500.3)", "15.0.0"),
+        ("", ""),
+    ],
+)
+def test_the_version_of_a_compiler_is_its_number(tmp_path: Path, prints: str, version: str) -> None:
+    assert backend.compiler_version(program(tmp_path, "clang", prints)) == version
+    assert backend.compiler_version("/no/clang") == ""
 
 
 def test_without_a_compiler_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

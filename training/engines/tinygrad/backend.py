@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import sqlite3
 import subprocess
 from collections.abc import Sequence
@@ -96,9 +97,10 @@ def drop_failed_compilations(cache: Path) -> None:
 
 
 def compiler_version(path: str) -> str:
-    """Return the first line that the compiler prints about itself, or an empty text if it fails."""
+    """Return the version that the compiler prints, such as 14.0.6, or an empty text if it prints none."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.check_output([path, "--version"], text=True, timeout=10).partition("\n")[0]
+        found = re.search(r"version (\S+)", subprocess.check_output([path, "--version"], text=True, timeout=10))
+        return found[1] if found else ""
     return ""
 
 
