@@ -99,7 +99,7 @@ engines: setup
 	@if $(BIN)/python -c "import sys; from training.engines.tinygrad.compiler import find_compiler; sys.exit(not find_compiler())"; then \
 	  echo "clang is installed"; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then apt-get install --yes --no-install-recommends clang; \
-	else echo "tinygrad needs clang: install it, on Debian with apt install clang, or name one in the variable CC" >&2; fi
+	else $(BIN)/python -c "from training.engines.tinygrad.compiler import REMEDY; print(f'tinygrad needs clang: {REMEDY}')" >&2; fi
 
 lint: setup
 	$(BIN)/python -m tests.run lint

@@ -246,7 +246,6 @@ def test_an_easy_sum_is_seen_to_be_learned(monkeypatch: pytest.MonkeyPatch) -> N
     """Without a held-out part that differs from the examples, both counts are the same step."""
     examples, _ = grokking.pairs(0)
     monkeypatch.setattr(grokking, "pairs", lambda seed: (examples, examples))
-    monkeypatch.setattr(grokking, "ADDITION", replace(grokking.ADDITION, inner_rate=0.01))
     row = grokking.addition("plain", 0, 0.0, 300)
     assert row.learned == row.generalized is not None and grokking.cells(row)[1] == str(row.generalized)
     assert grokking.cells(grokking.addition("plain", 0, 0.0, 10))[1] == "not within 10"

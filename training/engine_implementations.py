@@ -6,7 +6,7 @@ engine first needs them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -59,9 +59,9 @@ def layer_implementation(engine: str, layer: str) -> Any:
     return _find("layer", engine, layer, _imported(_places.get(engine, ())).layers)
 
 
-def require_implemented(what: str, engine: str, name: str, known: Iterable[str]) -> None:
+def require_implemented(what: str, engine: str, name: str, known: Collection[str]) -> None:
     """Raise `UserError` if `name` is not among the values of a job that the engine computes."""
-    if name not in (known := tuple(known)):
+    if name not in known:
         raise UserError(f"the engine {engine!r} cannot compute the {what} {name!r}: it computes {', '.join(known) or 'none'}")
 
 

@@ -162,7 +162,7 @@ class ModelSpec:
     @property
     def pass_parameters(self) -> int:
         """Number of parameters that a pass computes with for each token: all except those of experts that are not chosen."""
-        return self.parameters - self.layers * sum(parameter.idle for parameter in layer_parameters(self))
+        return self.parameters - self.layers * sum(parameter.idle_elements for parameter in layer_parameters(self))
 
 
 def int8_problem(model: ModelSpec) -> str | None:
@@ -192,7 +192,7 @@ class LayerParameter:
     transformers: str = ""
     gguf: str = ""  # name of the tensor in GGUF, without the layer's prefix; empty: it has no name there
     rotary_heads: int = 0  # number of heads in the tensor's rows if rotary positions turn the rows; else 0
-    idle: int = 0  # number of elements that a pass does not compute with for a token
+    idle_elements: int = 0  # number of elements that take no part in the computation of one token
     is_ternary: bool = False  # True: the model computes with the ternary weights of the tensor (`training.ternary`).
 
 
@@ -290,29 +290,8 @@ class TernaryLinear(DenseLinear):
     module, version = "jobs", 2
     is_replayable_in_bf16 = False
 
-    def matrix(
-        self,
-        model: ModelSpec,
-        name: str,
-        outputs: int,
-        inputs: int,
-        *,
-        transformers: str,
-        gguf: str,
-        is_residual: bool = False,
-        rotary_heads: int = 0,
-    ) -> LayerParameter:
-        dense = super().matrix(
-            model,
-            name,
-            outputs,
-            inputs,
-            transformers=transformers,
-            gguf=gguf,
-            is_residual=is_residual,
-            rotary_heads=rotary_heads,
-        )
-        return replace(dense, is_ternary=True)
+    def matrix(self, *arguments: Any, **names: Any) -> LayerParameter:
+        return replace(super().matrix(*arguments, **names), is_ternary=True)
 
 
 class GroupedQueryAttention(BlockKind):
@@ -408,7 +387,7 @@ def _stack(matrix: LayerParameter, model: ModelSpec) -> LayerParameter:
     """Return the tensor of all experts' matrices: one tensor, since the number of tensors of a model is bounded."""
     idle = (model.experts - model.experts_per_token) * math.prod(matrix.shape)
     shape = (model.experts, *matrix.shape)
-    return replace(matrix, name=f"experts.{matrix.name}", shape=shape, transformers="", gguf="", idle=idle)
+    return replace(matrix, name=f"experts.{matrix.name}", shape=shape, transformers="", gguf="", idle_elements=idle)
 
 
 # Registry ------------------------------------------------------------------------------------------------------------
@@ -444,10 +423,10 @@ def layer_names() -> tuple[str, ...]:
     return tuple(_known)
 
 
-def complete_model_fields(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a model that a person set, with the kinds of layers that read them, unless these were set, too."""
-    changed = {name for name, value in said.items() if value != _defaults()[name]}
-    return {kind.place.value: kind.name for kind in LAYERS if not changed.isdisjoint(kind.own_fields)} | dict(said)
+def complete_model_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return these values of a model's fields, and the kinds of layers that read them, except where `values` has a kind."""
+    changed = {name for name, value in values.items() if value != _defaults()[name]}
+    return {kind.place.value: kind.name for kind in LAYERS if not changed.isdisjoint(kind.own_fields)} | dict(values)
 
 
 @lru_cache(maxsize=1)

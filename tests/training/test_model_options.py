@@ -71,6 +71,10 @@ def test_who_sets_experts_or_a_window_gets_the_layer_that_reads_it() -> None:
     }
 
 
+def test_a_window_that_is_not_shorter_than_the_context_is_left_out() -> None:
+    assert WINDOW.with_window(None) == WINDOW.with_window(128) == ModelSpec() and WINDOW.with_window(127).window == 127
+
+
 @pytest.mark.parametrize("model", [EXPERTS, WINDOW, replace(EXPERTS, attention="sliding-window", window=7)])
 def test_experts_and_windows_survive_the_wire_and_need_the_second_version_of_jobs(model: ModelSpec, tmp_path: Path) -> None:
     spec = replace(JOB, model=model)

@@ -71,7 +71,7 @@ def reference_output(model: GPT, x_C: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("count", "of_token"), [(5, 1), (5, 2), (5, 4), (5, 5), (2, 2), (64, 8)])
-def test_the_layer_is_the_mixture_it_says_it_is_and_a_dense_one_with_all_experts(count: int, of_token: int) -> None:
+def test_the_layer_is_the_described_mixture_and_a_dense_one_with_all_experts(count: int, of_token: int) -> None:
     model, x_BTC = model_of(with_experts(count, of_token)), stream(2, 7, MODEL.width)
     expected = torch.stack([torch.stack([reference_output(model, x_C) for x_C in x_TC]) for x_TC in x_BTC])
     found = output(model, x_BTC).double()

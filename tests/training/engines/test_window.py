@@ -12,7 +12,7 @@ import torch
 from tests.training.engines.test_engine import SPEC, delta_of, difference, engine_of, kept_bytes
 from tests.training.engines.test_model import model_of, tokens
 from tests.training.engines.test_sampling import whole_logits
-from training.engines.pytorch.engine import sequence_bytes
+from training.engines.pytorch.engine import FLOAT_BYTES, sequence_bytes
 from training.engines.pytorch.layers import KEYS, ForwardPass, KVCache
 from training.engines.pytorch.sampling import DecodingState
 
@@ -71,5 +71,6 @@ def test_honest_replays_with_a_window_agree_and_the_estimate_of_memory_has_the_m
     update = delta_of(engine_of(text, WINDOWED))
     assert difference(delta_of(engine_of(text, replace(WINDOWED, micro_batch=1))), update) < 1e-4
     assert difference(delta_of(engine_of(text, SPEC)), update) > 1e-2
-    model = replace(WINDOWED.model, context=128)
+    model, plain = replace(WINDOWED.model, context=128), replace(SPEC.model, context=128)
+    assert sequence_bytes(model, False) - sequence_bytes(plain, False) == FLOAT_BYTES * model.layers * 128**2
     assert kept_bytes(model, False) < sequence_bytes(model, False) < 1.5 * kept_bytes(model, False)

@@ -16,7 +16,7 @@ from safetensors import numpy as safetensors
 from peer.export.model_export import write_model_files
 from peer.export.model_provenance import ExportableModel
 from protocol.errors import UserError
-from training.formats import huggingface_model, packed_model
+from training.formats import checkpoint, huggingface_model, packed_model
 from training.formats.huggingface_model import llama_tensor_names, open_huggingface_model
 from training.job_spec import JobSpec
 from training.replicated.tensor_layout import Float32Array, initial_parameters, layout_of
@@ -111,6 +111,9 @@ def test_every_changed_byte_is_refused(tmp_path: Path) -> None:
         path.write_bytes(cut)
         with pytest.raises(UserError, match="is damaged"):
             open_huggingface_model(folder)
+    path.write_bytes(checkpoint.LFS_POINTER + data)
+    with pytest.raises(UserError, match=r"packed\.safetensors is a Git LFS pointer"):
+        open_huggingface_model(folder)
     path.write_bytes(data)
     open_huggingface_model(folder)
 
