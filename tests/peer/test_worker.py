@@ -281,6 +281,24 @@ async def test_a_worker_that_never_starts_is_a_clear_error(command: list[str]) -
     assert isinstance(error, UserError) and ("no torch here" in str(error) or "/nowhere/python" in str(error))
 
 
+@pytest.mark.real("processes")
+async def test_a_request_to_a_worker_that_never_starts_fails_with_the_reason() -> None:
+    """The daemon may log the failed request before its own end, so this line must name the cause."""
+    worker, failed = WorkerSupervisor(command=["/nowhere/python"], backoff_seconds=0.001), list[str]()
+
+    async def ask() -> None:
+        with pytest.raises(worker_protocol.WorkerFailed) as refused:
+            await worker.ask(evaluate())
+        failed.append(str(refused.value))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        with pytest.raises(UserError) as caught:
+            await worker.run()
+    await ask()
+    assert failed == [str(caught.value)] * 2
+
+
 # The real worker process
 
 
