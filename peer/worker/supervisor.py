@@ -92,7 +92,7 @@ class WorkerSupervisor:
         self._queue: list[_PendingRequest] = []
         self._numbers = itertools.count(1)
         self._wake = trio.Event()
-        self.open_jobs: dict[bytes, worker_protocol.OpenJobRequest] = {}
+        self.open_jobs: dict[bytes, worker_protocol.OpenJobRequest] = {}  # the least recently used one first
         self._stopped = False
         self._refusal = ""  # why no process can start, for people; empty: one may start
 
@@ -120,12 +120,19 @@ class WorkerSupervisor:
             raise worker_protocol.WorkerDied(pending.error)
         if isinstance(pending.reply, worker_protocol.RequestFailed):
             raise worker_protocol.WorkerFailed(pending.reply.text)
-        if isinstance(request, worker_protocol.OpenJobRequest):
-            self.open_jobs.pop(request.job, None)
-            self.open_jobs[request.job] = request
-            while len(self.open_jobs) > JOBS_MAX:
-                del self.open_jobs[next(iter(self.open_jobs))]
+        self._record_use(request)
         return cast(R, pending.reply)
+
+    def _record_use(self, request: worker_protocol.WorkerRequest[Any]) -> None:
+        """Close the least recently used job if too many are open, as the worker does."""
+        job = getattr(request, "job", b"")  # Some requests are about no job.
+        opening = request if isinstance(request, worker_protocol.OpenJobRequest) else self.open_jobs.get(job)
+        if opening is None:
+            return
+        self.open_jobs.pop(job, None)
+        self.open_jobs[job] = opening
+        while len(self.open_jobs) > JOBS_MAX:
+            del self.open_jobs[next(iter(self.open_jobs))]
 
     def pending_request(
         self, request: worker_protocol.WorkerRequest[Any], order: int = 0, deadline_seconds: float = REQUEST_SECONDS_MAX

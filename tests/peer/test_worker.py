@@ -169,6 +169,16 @@ async def test_when_the_worker_dies_its_request_fails_and_the_next_one_finds_a_n
 
 
 @pytest.mark.real("processes")
+async def test_of_too_many_open_jobs_the_least_recently_used_one_is_closed_as_in_the_worker(fake: Fake) -> None:
+    others = [bytes([number]) * 32 for number in range(supervisor.JOBS_MAX)]
+    for job in (JOB, *others[:-1]):
+        await fake.worker.ask(open_job("text", job))
+    await fake.worker.ask(evaluate())
+    await fake.worker.ask(open_job("text", others[-1]))
+    assert list(fake.worker.open_jobs) == [*others[1:-1], JOB, others[-1]]
+
+
+@pytest.mark.real("processes")
 async def test_requests_that_wait_survive_the_death_of_the_worker(fake: Fake) -> None:
     async def dies() -> None:
         with pytest.raises(WorkerDied):
