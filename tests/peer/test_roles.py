@@ -278,7 +278,8 @@ async def test_the_worker_is_told_which_tokens_the_manifest_of_a_job_names(world
     blobs, asked = world.round.blobs, list[Any]()
 
     class Worker:
-        open_jobs: set[bytes] = set()
+        def __init__(self) -> None:
+            self.open_jobs = set[bytes]()
 
         async def ask(self, request: Any) -> None:
             asked.append(request)
