@@ -36,6 +36,9 @@ NORM_EPSILON_MIN: Final = 1e-12  # least epsilon of RMSNorm: a row of zeros is m
 NORM_EPSILON_MAX: Final = 0.1
 LAYERS_MAX: Final = 1_024
 LAYER_TENSORS_MAX: Final = 9 * LAYERS_MAX  # most tensors of all layers: the default kinds have nine per layer
+# Least window of attention. With 1 a token sees only itself: gradients of queries and keys are rounding errors, and generation by
+# transformers with its cache ignores such a window.
+WINDOW_MIN: Final = 2
 EXPERTS_MAX: Final = 64  # most experts of a layer: replays with more were not measured
 # Most tensors of a model: beside its layers it has three, and the vectors of its objective.
 TENSORS_MAX: Final = LAYER_TENSORS_MAX + 9
@@ -97,7 +100,7 @@ class ModelSpec:
     """Experts of each feed-forward layer, 2 to 64. 0: none."""
     experts_per_token: Annotated[int, Between(1, EXPERTS_MAX)] = added_field(2)
     """Experts that compute each token. With all of them the layer is a dense mixture."""
-    window: Annotated[int, Between(1, 2**31)] | None = added_field(None)
+    window: Annotated[int, Between(WINDOW_MIN, 2**31)] | None = added_field(None)
     """Last tokens that attention sees, with the token itself. None: all."""
 
     def layers_problem(self) -> str | None:
@@ -329,8 +332,9 @@ class WindowAttention(GroupedQueryAttention):
     own_fields = ("window",)
 
     def sizes_problem(self, model: ModelSpec) -> str | None:
-        if model.window is None or not 1 <= model.window <= model.context:
-            return f"window must be in 1..{model.context}, the context, not {model.window}"
+        if model.window is None or not WINDOW_MIN <= model.window <= model.context:
+            why = ": with 1 a token sees only itself, and attention learns nothing" if model.window == 1 else ""
+            return f"window must be in {WINDOW_MIN}..{model.context}, the context, not {model.window}{why}"
         return super().sizes_problem(model)
 
 

@@ -28,11 +28,13 @@ from tests.peer.network import Network, Seat, network
 from tests.rounds.building import JOB, KEYS, ROOT
 from tests.waiting import patience
 from training.api import job_builder
+from training.api.initial_model import InitialModel
 from training.api.job_builder import (
     add_compression_warmup_rounds,
     add_final_full_audit_rounds,
     require_safe_settings,
 )
+from training.data.text_files import TextFileReport
 from training.job_spec import (
     PRESETS,
     AggregationRule,
@@ -204,6 +206,23 @@ def test_what_learns_from_responses_is_held_to_the_same(monkeypatch: pytest.Monk
         supervised_jobs.build_instruct_spec(
             peer_of(), TrainRequest("small", "", 0, 0, {}, initial_model="base", examples="nowhere.jsonl")
         )
+
+
+@pytest.mark.parametrize("said", [{}, {"model.context": "8"}])
+def test_a_job_from_a_model_with_experts_gets_the_optimizer_for_experts(
+    monkeypatch: pytest.MonkeyPatch, said: dict[str, str]
+) -> None:
+    model = ModelSpec(context=16, feed_forward="experts", experts=4)
+    start = InitialModel("base", model, None)
+    monkeypatch.setattr(job_builder, "add_audits", lambda peer, spec, request, said: spec)
+    peer = SimpleNamespace(state=peer_of().state, blobs=SimpleNamespace(add_bytes=lambda data: bytes(32)))
+    spec = job_builder._job_spec(peer, TrainRequest("small", "", 0, 0, said), start, TextFileReport())
+    assert spec.model == replace(model, context=8 if said else 16) and spec.inner is InnerOptimizerKind.ADAMW
+    plain = replace(start, model=replace(model, feed_forward="swiglu", experts=0))
+    spec = job_builder._job_spec(peer, TrainRequest("small", "", 0, 0, said), plain, TextFileReport())
+    assert spec.inner is InnerOptimizerKind.MUON
+    chosen = job_builder._job_spec(peer, TrainRequest("small", "", 0, 0, said | {"inner": "adamw"}), plain, TextFileReport())
+    assert chosen.inner is InnerOptimizerKind.ADAMW
 
 
 def test_an_unknown_field_is_answered_with_the_fields_of_the_objective_too() -> None:

@@ -43,10 +43,11 @@ WINDOW = ModelSpec(attention="sliding-window", window=32)
         ({"experts": 4, "experts_per_token": 0}, r"experts_per_token must be in 1\.\.4, the experts, not 0"),
         ({"experts": 4, "experts_per_token": -2}, r"experts_per_token must be in 1\.\.4, the experts, not -2"),
         ({"experts_per_token": 3}, "needs a number of experts"),
-        ({"window": 0}, r"window must be in 1\.\.128, the context, not 0"),
-        ({"window": 129}, r"window must be in 1\.\.128, the context, not 129"),
-        ({"window": -1}, r"window must be in 1\.\.128, the context, not -1"),
-        ({"attention": "sliding-window"}, r"window must be in 1\.\.128, the context, not None"),
+        ({"window": 0}, r"window must be in 2\.\.128, the context, not 0"),
+        ({"window": 129}, r"window must be in 2\.\.128, the context, not 129"),
+        ({"window": 1}, r"window must be in 2\.\.128, the context, not 1: with 1 a token sees only itself"),
+        ({"window": -1}, r"window must be in 2\.\.128, the context, not -1"),
+        ({"attention": "sliding-window"}, r"window must be in 2\.\.128, the context, not None"),
         (
             {"experts": 8, "feed_forward": "swiglu"},
             "experts 8 has no effect with feed_forward 'swiglu': use feed_forward 'experts'",
@@ -148,6 +149,8 @@ def test_a_model_with_a_window_is_a_mistral_and_comes_back() -> None:
     for value in (0, -1, "32"):
         with pytest.raises(UserError, match="sliding_window must be a positive whole number"):
             huggingface_model.model_spec_from_config(config | {"sliding_window": value})
+    with pytest.raises(UserError, match=r"window must be in 2\.\.128, the context, not 1"):
+        huggingface_model.model_spec_from_config(config | {"sliding_window": 1})
     with pytest.raises(UserError, match="sliding_window 32 is not supported for model_type 'llama', only for 'mistral'"):
         huggingface_model.model_spec_from_config(huggingface_model.llama_config(ModelSpec(), None) | {"sliding_window": 32})
 

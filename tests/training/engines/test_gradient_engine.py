@@ -18,7 +18,7 @@ from protocol.sampling import SamplingOptions
 from tests.training.engines.conformance import JOB, SPEC, TRAINER, spec_of, tokens_of
 from training import engine_implementations
 from training.data.tokenizer import ByteTokenizer
-from training.engine_implementations import EngineImplementations, ObjectiveFunctions
+from training.engine_implementations import EngineImplementations, ObjectiveFunctions, require_implemented
 from training.engine_resources import EngineResources, ParallelMode
 from training.engines import gradient_engine, token_sampling
 from training.engines.adamw import LEAST_NORMAL, FlatAdamW, clip_gradient, weight_decay_mask
@@ -115,7 +115,13 @@ def test_rotary_positions_are_those_of_torch(model: str) -> None:
 def test_a_job_that_the_engine_cannot_compute_is_refused_in_one_line(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(UserError) as refused:
         fake(replace(SPEC, **changes))
-    assert str(refused.value) == text
+    assert str(refused.value) == f"{text}; start this peer with engine pytorch for such jobs"
+
+
+def test_the_way_out_of_pytorch_is_not_itself() -> None:
+    with pytest.raises(UserError) as refused:
+        require_implemented("layer", "pytorch", "squares", ["swiglu"])
+    assert str(refused.value) == "the engine 'pytorch' cannot compute the layer 'squares': it computes swiglu"
 
 
 @dataclass

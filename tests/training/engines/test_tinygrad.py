@@ -133,7 +133,8 @@ def test_its_worker_trains_without_torch_and_without_a_lasting_child(tmp_path: P
     found = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, text=True, env=path)
     assert found.returncode == 0, found.stderr
     assert found.stdout.splitlines() == [
-        "the engine 'tinygrad' cannot compute the objective 'ppo': it computes language",
+        "the engine 'tinygrad' cannot compute the objective 'ppo': it computes language; "
+        "start this peer with engine pytorch for such jobs",
         "False True",
         "no child",
     ]

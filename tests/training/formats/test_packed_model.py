@@ -196,6 +196,21 @@ def test_a_dense_model_is_not_packed(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("format", ["transformers", "packed", "gguf", "gguf-f32"])
+@pytest.mark.parametrize("window", [None, 8])
+def test_experts_are_refused_in_all_formats_with_what_their_model_is_good_for(
+    tmp_path: Path, format: str, window: int | None
+) -> None:
+    model = replace(DENSE.model, feed_forward="experts", experts=4).with_window(window)
+    with pytest.raises(UserError) as refused:
+        write_model_files(found_of(replace(DENSE, model=model)), tmp_path / "out", format)
+    assert str(refused.value) == (
+        "job 'small' has feed_forward 'experts', which no --format has: "
+        "ask the model with `peer sample`, or train it further with `peer train --from`"
+    )
+    assert not list(tmp_path.iterdir())
+
+
 def test_gguf_has_the_same_weights(tmp_path: Path) -> None:
     written(tmp_path / "out", "gguf-f32")
     data = (tmp_path / "out" / "model.gguf").read_bytes()
