@@ -70,8 +70,11 @@ def _job_spec(peer: TrainingPeer, request: TrainRequest, start: InitialModel | N
     said = parse_overrides(request.overrides) | ({"rounds": request.rounds} if request.rounds else {})
     if request.data == LOCAL_DATA:
         said["audit"] = AuditMode.OFF  # No other peer has the text.
+    # Defaults follow from the model that the job starts from. `_on_start` compares it with the model that the person set.
+    completed = complete_fields(said if start is None else said | {"model": start.model})
     spec = replace(
-        JobSpec(name=request.name or "text", data=bytes(32), byzantine_max=byzantine_trainers_max(peer)), **complete_fields(said)
+        JobSpec(name=request.name or "text", data=bytes(32), byzantine_max=byzantine_trainers_max(peer)),
+        **completed | {"model": said.get("model", ModelSpec())},
     )
     if start is None and "model.vocabulary" not in request.overrides:
         of_bytes = request.vocabulary in BYTE_VOCABULARIES
