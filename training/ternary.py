@@ -73,8 +73,8 @@ def latent_weights(scale: np.float32, levels: Int8Array) -> Float32Array | None:
     sizes = np.abs(levels).ravel()
     count = int(sizes.sum())
     if not count:
-        # A matrix of zeros computes the same with every scale.
-        return np.zeros(levels.shape, dtype=np.float32)
+        # A matrix of zeros computes the same with every finite scale.
+        return np.zeros(levels.shape, dtype=np.float32) if np.isfinite(scale) else None
     mean = float(scale) - SCALE_MIN
     size = mean * levels.size / count
     if not 0 < size <= float(np.finfo(np.float32).max):

@@ -15,10 +15,11 @@ import pytest
 import trio
 
 from ledger.core.genesis import TRAINER
-from ledger.jobs import Job, JobPhase, JobsModule, StopJob
+from ledger.jobs import Job, JobPhase, JobsModule, ModelReference, StopJob
 from peer.api.handlers.job_handler import describe_machine_time, replays_per_round
 from peer.runtime.blob_retention import StartModelAttester
 from protocol.api import TrainRequest
+from protocol.blob_digest import blob_digest
 from protocol.errors import UserError
 from rlhf.api import supervised_jobs, tuning_plan_builder
 from rlhf.data.dataset_files import InvalidLines
@@ -48,7 +49,7 @@ from training.job_spec import (
 )
 from training.model_store import JobModelStore
 from training.replicated.tensor_layout import Float32Array, layout_of
-from training.transformer import ModelSpec
+from training.transformer import ModelSpec, complete_model_fields
 from transport.blobs import blob_exchange
 
 SMALL = JobSpec(name="small", tokenizer=bytes(32), data=bytes(32))
@@ -223,6 +224,21 @@ def test_a_job_from_a_model_with_experts_gets_the_optimizer_for_experts(
     assert spec.inner is InnerOptimizerKind.MUON
     chosen = job_builder._job_spec(peer, TrainRequest("small", "", 0, 0, said | {"inner": "adamw"}), plain, TextFileReport())
     assert chosen.inner is InnerOptimizerKind.ADAMW
+
+
+def test_defaults_follow_from_the_model_that_a_job_starts_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Muon, the default of other models, would be refused for experts."""
+    monkeypatch.setattr(job_builder, "count_trainers", lambda peer, role=TRAINER: 4)
+    experts = ModelSpec(**complete_model_fields({"experts": 4}))
+    for model, inner in ((ModelSpec(), InnerOptimizerKind.MUON), (experts, InnerOptimizerKind.ADAMW)):
+        start = InitialModel("job 'base'", model, None, ModelReference(JOB, 1, ROOT))
+        monkeypatch.setattr(job_builder, "resolve_initial_model", lambda peer, request, start=start: start)
+        peer, findings = peer_of(), TextFileReport()
+        peer.blobs = SimpleNamespace(add_bytes=blob_digest)
+        spec = job_builder.build_job_spec(peer, TrainRequest("more", "", 3, 0, {"audit": "full"}, "base"), findings)
+        assert (spec.model, spec.inner) == (model, inner)
+        with pytest.raises(UserError, match="the job starts from the model of job 'base', which fixes this value"):
+            job_builder.build_job_spec(peer, TrainRequest("more", "", 3, 0, {"model.width": "32"}, "base"), findings)
 
 
 def test_an_unknown_field_is_answered_with_the_fields_of_the_objective_too() -> None:

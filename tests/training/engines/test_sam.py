@@ -177,8 +177,9 @@ def test_jobs_may_have_sam(said: dict[str, Any]) -> None:
     ("said", "why"),
     [
         ({"sam_radius": -0.05}, "sam_radius must be at least 0, not -0.05"),
-        ({"sam_radius": float("nan")}, "sam_radius must be a number up to 10, not nan"),
-        ({"sam_radius": float("inf")}, "sam_radius must be at most 10, not inf"),
+        ({"sam_radius": float("nan")}, "sam_radius must be a number up to 0.2, not nan"),
+        # Beyond, honest replays may differ by more than the tolerance: seen 0.39 with radius 2, and 0.004 with radius 1.
+        ({"sam_radius": 0.21}, "sam_radius must be at most 0.2, not 0.21"),
         (
             {"sam_radius": 0.05, "objective": "scratch", "data": None},
             "sam_radius 0.05 has no effect in a job of the objective 'scratch', which has no local steps: leave it out",

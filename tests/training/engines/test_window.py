@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.engines.test_engine import SPEC, delta_of, difference, engine_of, kept_bytes
 from tests.training.engines.test_model import model_of, tokens
@@ -50,6 +51,25 @@ def test_a_cache_gives_the_logits_of_a_window_over_the_whole_sequence(window: in
     with torch.no_grad():
         parts = [model.features(part, plain) for part in torch.tensor([sequence]).split([9, 7, *[1] * 15], dim=1)]
         torch.testing.assert_close(model.logits(torch.cat(parts, dim=1))[0], whole, atol=1e-5, rtol=0)
+
+
+class LargestTensor(TorchDispatchMode):
+    bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self.bytes = max(self.bytes, made.untyped_storage().nbytes())
+        return made
+
+
+@pytest.mark.parametrize(("length", "keys", "start"), [(20, 20, 0), (7, 30, 23), (1, 9, 8), (4, 64, 30)])
+def test_the_mask_is_made_in_a_byte_for_each_pair_of_tokens(length: int, keys: int, start: int) -> None:
+    """A job may have a long context, so a matrix of distances would not fit into a trainer's memory."""
+    attention, largest = model_of(WINDOWED).blocks[0], LargestTensor()
+    with largest:
+        mask_TT = attention._mask(length, keys, ForwardPass(start=start), torch.device("cpu"))  # type: ignore[attr-defined]
+    seen = [[start + token - WINDOW < key <= start + token for key in range(keys)] for token in range(length)]
+    assert mask_TT.tolist() == seen and largest.bytes == length * keys
 
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="other libraries may add in other orders")

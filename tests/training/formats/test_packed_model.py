@@ -167,6 +167,18 @@ def test_a_scale_without_a_matrix_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "out")
 
 
+def test_a_matrix_of_zeros_has_a_finite_scale(tmp_path: Path) -> None:
+    """Other programs multiply its codes by the scale."""
+
+    def change(data: bytearray, places: dict[str, int]) -> None:
+        data[places[FIRST] : places[f"{FIRST}_scale"]] = bytes(places[f"{FIRST}_scale"] - places[FIRST])
+        data[places[f"{FIRST}_scale"] : places[f"{FIRST}_scale"] + 4] = np.float32(np.nan).tobytes()
+
+    forged(written(tmp_path / "out") / packed_model.PACKED, change)
+    with pytest.raises(UserError, match=rf"tensor '{FIRST}': no matrix with these levels has the scale nan"):
+        read(tmp_path / "out")
+
+
 def test_the_file_of_another_model_is_refused(tmp_path: Path) -> None:
     folder = written(tmp_path / "out")
     (folder / "SHA256SUMS").unlink()

@@ -146,9 +146,8 @@ class TorchWindowAttention(TorchAttention):
     def _mask(self, length: int, keys: int, at: ForwardPass, device: torch.device) -> Tensor:
         assert self.spec.window is not None, "`ModelSpec.problem` requires a window"
         # The padding of a steady cache may have no key in its window. Nobody reads its results, and a later pass replaces it.
-        token_T1 = at.start + torch.arange(length, device=device)[:, None]
-        distance_TT = token_T1 - torch.arange(keys, device=device)
-        return (distance_TT >= 0) & (distance_TT < self.spec.window)
+        mask_TT = torch.ones(length, keys, dtype=torch.bool, device=device)
+        return mask_TT.tril_(at.start).triu_(at.start - self.spec.window + 1)
 
 
 class TorchSwiGlu(TorchBlock):
