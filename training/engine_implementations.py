@@ -64,7 +64,9 @@ def require_implemented(what: str, engine: str, name: str, known: Iterable[str])
     """Raise `UserError` if `name` is not among the values of a job that the engine computes."""
     if name not in (known := tuple(known)):
         cannot = f"the engine {engine!r} cannot compute the {what} {name!r}: it computes {', '.join(known) or 'none'}"
-        raise UserError(cannot if engine == USUAL_ENGINE else f"{cannot}; start this peer with engine {USUAL_ENGINE} for such jobs")
+        raise UserError(
+            cannot if engine == USUAL_ENGINE else f"{cannot}; start this peer with engine {USUAL_ENGINE} for such jobs"
+        )
 
 
 def _find(what: str, engine: str, name: str, known: Mapping[str, T]) -> T:
