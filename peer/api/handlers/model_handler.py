@@ -67,9 +67,12 @@ class ModelRpcHandler(ModelRpc):
             if kind.moderates_output(spec):
                 yield TextPieceView("", is_checked=True)
             async with aclosing(worker_protocol.stream_text(partial(computing.ask_worker, opened), request)) as made:
-                async for done in made:
-                    if done.text or done.is_withheld:
-                        yield TextPieceView(done.text, is_withheld=done.is_withheld)
+                try:
+                    async for done in made:
+                        if done.text or done.is_withheld:
+                            yield TextPieceView(done.text, is_withheld=done.is_withheld)
+                except worker_protocol.WorkerFailed as error:
+                    raise UserError(f"job {found.name!r}: {error}") from None
 
     async def saved_samples(self) -> tuple[SampleView, ...]:
         computing = self.peer.driver.round_executor.participant.worker_client
