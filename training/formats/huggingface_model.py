@@ -186,7 +186,7 @@ def _llama_name(name: str, tensor: ModelTensor, model: ModelSpec) -> str:
     if not theirs:
         if model.feed_forward != SwiGlu.name:
             takes = f"--format transformers takes models with feed_forward {SwiGlu.name!r}"
-            raise UserError(f"{takes}, not {model.feed_forward!r}")
+            raise UserError(f"{takes}, not {model.feed_forward!r}: `peer export` writes the parameters of all models")
         raise UserError(f"the Llama model of transformers has no tensor for {name!r}")
     return theirs if tensor.layer is None else f"model.layers.{tensor.layer}.{theirs}"
 
