@@ -184,7 +184,8 @@ def _llama_name(name: str, tensor: ModelTensor, model: ModelSpec) -> str:
     theirs = tensor.parameter.transformers
     if not theirs:
         if model.feed_forward != SwiGlu.name:
-            raise UserError(f"--format transformers takes models with feed_forward {SwiGlu.name!r}, not {model.feed_forward!r}")
+            takes = f"--format transformers takes models with feed_forward {SwiGlu.name!r}"
+            raise UserError(f"{takes}, not {model.feed_forward!r}: `peer export` writes the parameters of all models")
         raise UserError(f"the Llama model of transformers has no tensor for {name!r}")
     return theirs if tensor.layer is None else f"model.layers.{tensor.layer}.{theirs}"
 
