@@ -357,9 +357,9 @@ class SwiGlu(BlockKind):
 class Experts(BlockKind):
     """A sparse mixture of SwiGLU networks (Shazeer 2017, arXiv:1701.06538).
 
-    A token's `experts_per_token` experts are those with the largest probabilities p of a router. The i-th one has the weight
-    p_i − p_(k+1), and p_i if all experts are chosen. An expert enters and leaves the choice with weight zero, so the output does
-    not jump where honest peers, which round differently, choose different experts (decision 150).
+    A token's `experts_per_token` experts are those with the largest probabilities p of a router. The weight of the i-th one rises
+    from 0 to p_i with its margin 1 − p_(k+1) / p_i. An expert enters and leaves the choice with weight and slope zero, so neither
+    outputs nor gradients jump where honest peers, which round differently, choose different experts (decision 150).
     """
 
     name = "experts"
