@@ -53,8 +53,8 @@ class ModelRpcHandler(ModelRpc):
         opened = driver.round_executor.make_context((key, found.round), found)
         kind, spec = opened.spec.resolved_objective, opened.spec
         if not kind.makes_text:
-            problem = f"job {found.name!r} generates no text: its objective is {spec.objective!r}"
-            raise UserError(f"{problem}; `peer model DIR --job {key.hex()[:8]}` writes its model")
+            no_text = f"job {found.name!r} generates no text: its objective is {spec.objective!r}"
+            raise UserError(f"{no_text}; `peer model DIR --job {key.hex()[:8]}` writes its model")
         problem = int8_problem(spec.model) if how.activations is Activations.INT8 else None
         if problem:
             raise UserError(f"job {found.name!r}: {problem}")
