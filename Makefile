@@ -17,7 +17,7 @@ help:
 	@echo "make test-docs  executes the code blocks of tutorials and how-to pages"
 	@echo "make test-browser  the pages in a real browser; fails where there is none"
 	@echo "make pictures  the screenshots of README and pages, made anew from peers that run"
-	@echo "make foreign the SDK tinker, each version in an environment of its own, for python -m scenarios.tinker"
+	@echo "make foreign the SDK tinker, each version in an environment of its own (1.2 GB), for python -m scenarios.tinker"
 	@echo "make lint    style, types, import layers and prose"
 	@echo "make mutants planted bugs: the simulator must notice each"
 	@echo "make fuzz MINUTES=60  other examples for each property, then random and changed bytes for all that reads what others sent"
@@ -45,7 +45,7 @@ $(STAMP): pyproject.toml constraints.txt
 		echo "set-up: creating .venv with $$("$$found" --version)"; "$$found" -m venv --clear .venv; \
 	fi
 	@echo "set-up: installing the pinned packages into .venv, once; a minute or two with a fast link, most of it for torch"
-	@echo "set-up: 5.0 GB with the build of torch that the ordinary package index has for Linux (it includes CUDA), 1.3 GB with the one for"
+	@echo "set-up: 5.0 GB with the build of torch that the ordinary package index has for Linux (it includes CUDA), 1.5 GB with the one for"
 	@echo "set-up: processors alone: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make setup. Every build of this version will do"
 	@set -e; SECONDS=0; \
 	$(BIN)/python -m pip install --constraint constraints.txt setuptools; \
@@ -99,7 +99,7 @@ engines: setup
 	@if $(BIN)/python -c "import sys; from training.engines.tinygrad.compiler import find_compiler; sys.exit(not find_compiler())"; then \
 	  echo "clang is installed"; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then apt-get install --yes --no-install-recommends clang; \
-	else echo "tinygrad needs clang: install it, on Debian with apt install clang, or name one in the variable CC" >&2; fi
+	else $(BIN)/python -c "from training.engines.tinygrad.compiler import REMEDY; print(f'tinygrad needs clang: {REMEDY}')" >&2; fi
 
 lint: setup
 	$(BIN)/python -m tests.run lint

@@ -78,7 +78,8 @@ TEXT_ARMS: Mapping[str, Mapping[str, float]] = {
     "sam, equal steps": {"sam_radius": RADIUS},
     "sam, equal passes": {"sam_radius": RADIUS, "local_steps": 0.5},
 }
-TASKS = ADDITION_TASK, TEXT_TASK = "addition", "text"
+ADDITION_TASK, TEXT_TASK = "addition", "text"
+TASKS = ADDITION_TASK, TEXT_TASK
 
 
 @dataclass
@@ -249,9 +250,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="seeds of pairs and parameters")
     parser.add_argument("--limit", type=COUNT, default=STEPS, metavar="N", help="most steps of a row of the addition")
     parser.add_argument("--rounds", type=COUNT, default=60, metavar="N", help="rounds of the job on text")
-    parser.add_argument(
-        "--only", choices=(ADDITION_TASK, TEXT_TASK), nargs="+", default=(ADDITION_TASK, TEXT_TASK), metavar="TASK"
-    )
+    parser.add_argument("--only", choices=TASKS, nargs="+", default=TASKS, metavar="TASK", help=" or ".join(TASKS))
     parser.add_argument("--jobs", type=COUNT, default=JOBS, metavar="N", help=f"number of parallel processes, here {JOBS}")
     options = parser.parse_args()
     torch.set_num_threads(1)

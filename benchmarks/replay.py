@@ -90,15 +90,17 @@ SAM_RADIUS = 0.05  # the usual radius of SAM (Foret et al. 2021)
 JOB, TRAINER, OTHER = bytes(range(32)), b"\x01" * 32, b"\x02" * 32
 TEXTBOOK = "experts-textbook"  # name of a job whose engine weighs experts as the textbook does
 TERNARY_INT8 = "ternary-int8"  # name of a job whose engine also rounds activations in training
-# Experts with a quarter of a million choices in a replay of ten steps, so that some are as good as ties.
-TIES = replace(_local(experts=16, layers=6, width=32, hidden=32), batch=32)
+# Experts with a quarter of a million choices in a replay of ten steps. The first step begins with nearly equal probabilities, so
+# some choices differ between processors.
+TIES = replace(_local(experts=16, layers=6, width=32, hidden=32), name="experts-ties", batch=32)
+TIED_ROUTER = 1e-3  # factor of the router's weights
 JOBS = {
     "local": JobSpec(name="replay", data=bytes(32), **complete_fields(PRESETS["local"])),
     "adamw": ADAMW,
     "engines": replace(ADAMW, batch=4),
     "experts": _local(experts=8),
     "window": _local(window=32),
-    "experts-ties": TIES,
+    TIES.name: TIES,
     TEXTBOOK: replace(TIES, name=TEXTBOOK),
     "per-step": JobSpec(name="replay", data=bytes(32), **PRESETS["per-step"]),
     "per-step-bf16": JobSpec(name="replay", data=bytes(32), **HALF),
@@ -247,7 +249,7 @@ def use_textbook_experts(engine: Any) -> None:
 
     def choose_experts(p_BTE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         best = p_BTE.topk(engine.spec.model.experts_per_token)
-        return best.indices, best.values / best.values.sum(dim=-1, keepdim=True)
+        return best.indices, 1 / best.values.sum(dim=-1, keepdim=True).expand_as(best.values)
 
     engine.model.blocks[-1].choose_experts = choose_experts
 
@@ -281,6 +283,9 @@ def original(spec: JobSpec, rounds: int) -> Iterator[tuple[str, npt.NDArray[Any]
         delta, _ = engine.local_steps(parameters, JOB, number, TRAINER, declaration=declared(engine, parameters, number)[0])
         parameters = parameters - np.float32(0.5) * delta
     declaration, blob = declared(engine, parameters, rounds)
+    if spec.name in (TIES.name, TEXTBOOK):
+        for router in (view for name, view in layout_of(spec).tensor_views(parameters).items() if "router" in name):
+            router *= np.float32(TIED_ROUTER)
     delta, losses = engine.local_steps(parameters, JOB, rounds, TRAINER, declaration=declaration)
     yield "parameters", parameters
     yield "delta", delta

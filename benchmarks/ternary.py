@@ -9,7 +9,6 @@ The control has no straight-through estimator: its matrices get no gradient.
 
 from __future__ import annotations
 
-import argparse
 import io
 import math
 import sys
@@ -18,7 +17,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from statistics import mean
 from typing import Final
@@ -28,11 +26,10 @@ import torch
 
 from benchmarks.dispatch import processor
 from benchmarks.provenance import write
+from benchmarks.replay import tokens_of
 from benchmarks.verdicts import conclude, verdict
 from peer import features
-from training.data.default_text import default_text
-from training.data.token_sequences import TokenizedText
-from training.data.tokenizer import Tokenizer, load_tokenizer
+from scenarios.trials import COUNT, Parser
 from training.engines.pytorch.engine import TorchEngine, start_torch_threads
 from training.engines.pytorch.implementations import held_out_bits
 from training.engines.pytorch.model import GPT
@@ -88,13 +85,6 @@ def spec_of(side: str, seed: int, steps: int, inner: InnerOptimizerKind = InnerO
     return JobSpec(name="ternary", data=bytes(32), model=model, seed=seed, **terms)
 
 
-@lru_cache(maxsize=1)
-def material(spec: JobSpec) -> tuple[TokenizedText, Tokenizer]:
-    text, tokenizer = np.frombuffer(default_text(), dtype=np.uint8), load_tokenizer(None, spec.model.vocabulary)
-    held_out = len(text) * (1000 - spec.held_out_permille) // 1000
-    return TokenizedText(text[:held_out], text[held_out:], tokenizer.token_bytes), tokenizer
-
-
 class _WithoutEstimator(GPT):
     """A model whose ternary weights pass no gradient to latent weights."""
 
@@ -109,7 +99,7 @@ def train(
     side: str, seed: int, rate: float, steps: int, inner: InnerOptimizerKind = InnerOptimizerKind.ADAMW
 ) -> tuple[Row, Float32Array]:
     spec = spec_of(side, seed, steps, inner)
-    tokens, tokenizer = material(replace(spec, model=ModelSpec(), seed=0))
+    tokens, tokenizer = tokens_of(spec)
     engine = TorchEngine(spec, tokens, tokenizer)
     if side == CONTROL:
         engine.model = _WithoutEstimator(spec)
@@ -193,7 +183,7 @@ def best(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return found
 
 
-def verdicts(rows: Sequence[Row], sizes: Sizes | None) -> Iterator[str]:
+def verdicts(rows: Sequence[Row], sizes: Sizes) -> Iterator[str]:
     known = best(rows)
     for side in (TERNARY, ROUNDS):
         if not {DENSE, side} <= known.keys():
@@ -206,9 +196,8 @@ def verdicts(rows: Sequence[Row], sizes: Sizes | None) -> Iterator[str]:
         control, learns = known[CONTROL], known[TERNARY]
         held = not any(row.gradient for row in control) and min(row.bits for row in control) > max(row.bits for row in learns)
         yield verdict(held, f"{CONTROL}: no gradient, {mean(row.bits for row in control):.3f} bits")
-    if sizes is not None:
-        share = sizes.codes_bytes / sizes.float32_bytes
-        yield verdict(share <= 1 / 16 and sizes.is_exact, f"packed matrices ≤ 1/16 of their bytes in float32, exact: {share:.4f}")
+    share = sizes.codes_bytes / sizes.float32_bytes
+    yield verdict(share <= 1 / 16 and sizes.is_exact, f"packed matrices ≤ 1/16 of their bytes in float32, exact: {share:.4f}")
 
 
 def show(rows: Sequence[Row], sizes: Sizes) -> None:
@@ -234,21 +223,20 @@ def show(rows: Sequence[Row], sizes: Sizes) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks.ternary", description=__doc__.splitlines()[0])
+    parser = Parser("ternary", __doc__.splitlines()[0], package="benchmarks")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], metavar="S")
-    parser.add_argument("--rates", type=float, nargs="+", metavar="R", help="rates of each side (default by optimizer)")
     parser.add_argument(
         "--inner", type=InnerOptimizerKind, choices=InnerOptimizerKind, default=InnerOptimizerKind.ADAMW, help="inner optimizer"
     )
     parser.add_argument(
         "--sides", nargs="+", default=list(SIDES), choices=SIDES, metavar="SIDE", help=f"sides: {', '.join(SIDES)}"
     )
-    parser.add_argument("--steps", type=int, default=STEPS, metavar="N")
+    parser.add_argument("--steps", type=COUNT, default=STEPS, metavar="N")
     options = parser.parse_args()
     features.register_features()
     start_torch_threads(1)
-    started, rows, rates = time.time(), list[Row](), options.rates or RATES[options.inner]
+    started, rows, rates = time.time(), list[Row](), RATES[options.inner]
     about = {
         "processor": processor(),
         "seeds": options.seeds,

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from consensus.voter_set import quorum
-from demo.demo_peers import TEXT, Demo, count_bytes_sent
+from demo.demo_peers import DEFAULT_ENGINE, TEXT, Demo, count_bytes_sent
 from demo.demo_report import DemoReport, RlhfResult
 from features.text_tables import Column, TextTable, pluralize
 from peer.commands.job_monitor import round_line, rounds_table
@@ -71,6 +71,9 @@ class DemoDisplay:
             self._print(begins, Path(options.data))
         else:
             self._print(f"{begins} the built-in text")
+        trainers = [peer for peer in self._demo.peers if peer.trains]
+        if {peer.engine for peer in trainers} != {DEFAULT_ENGINE}:
+            self._print("engines: " + ", ".join(f"{peer.name} {peer.engine}" for peer in trainers))
         if self._live:
             self._live.start()
         return self

@@ -223,17 +223,8 @@ def launch_peer(demo: Demo, peer: DemoPeer, bootstrap: str, command: Sequence[st
     module = lies if peer.lies else peer.module
     settings = [
         *("--data-dir", str(peer.directory), "--role", peer.role, "--name", peer.name, *peer.serves),
-        *(
-            "--listen",
-            peer.address,
-            "--threads",
-            str(peer.threads),
-            "--engine",
-            peer.engine,
-            "--log-level",
-            "info",
-            "--no-console",
-        ),
+        *("--listen", peer.address, "--threads", str(peer.threads), "--engine", peer.engine),
+        *("--log-level", "info", "--no-console"),
         "--evaluate" if peer is demo.watched and peer.trains and peer.evaluates else "--no-evaluate",
         *(("--bootstrap", bootstrap) if bootstrap else ()),
     ]

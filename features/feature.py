@@ -69,15 +69,15 @@ class EventLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineKind:
-    """An engine that workers may compute with, and what it needs on a machine."""
+    """An engine of workers, and its requirements on a machine."""
 
     backend: str  # `module:name` of an `EngineBackend`, for workers
     package: str = ""  # distribution that the engine imports under the same name; empty: every peer has all that it imports
     extra: str = ""  # extra of this program that installs the package
-    # `module:function` of a function that returns the path of the compiler that the engine needs, or None if there is none.
+    # `module:function` of a function that returns the path of the engine's compiler, or None if this machine has none.
     # Empty: the engine needs no compiler.
     compiler: str = ""
-    compiler_remedy: str = ""  # how to get the compiler, for people, as an imperative
+    compiler_remedy: str = ""  # `module:name` of an imperative sentence for people without the compiler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,7 @@ FEATURES: list[Feature] = [
                 package="tinygrad",
                 extra="tinygrad",
                 compiler="training.engines.tinygrad.compiler:find_compiler",
-                compiler_remedy="install clang (Debian: `apt install clang`), or name one in the variable CC",
+                compiler_remedy="training.engines.tinygrad.compiler:REMEDY",
             )
         },
         implementations={"tinygrad": "training.engines.tinygrad.layers:IMPLEMENTATIONS"},
@@ -99,10 +99,12 @@ def roles() -> dict[str, Role]:
 def why_engine_missing(engine: str) -> tuple[str, str] | None:
     """Return the reason that this engine cannot start and the remedy, or None if its package and compiler are installed."""
     kind = engines().get(engine)
-    if kind is not None and kind.package and not find_spec(kind.package):
+    if kind is None:
+        return None
+    if kind.package and not find_spec(kind.package):
         return f"the package {kind.package} is not installed", f"run `pip install 'folkmoot[{kind.extra}]'`"
-    if kind is not None and kind.compiler and find_engine_compiler(engine) is None:
-        return f"the compiler of the engine {engine} was not found", kind.compiler_remedy
+    if kind.compiler and find_engine_compiler(engine) is None:
+        return f"the compiler of the engine {engine} was not found", import_object(kind.compiler_remedy)
     return None
 
 

@@ -61,9 +61,12 @@ class Counting:
     def __init__(self, invents: bool) -> None:
         self.jobs = WorkerRequestHandler(WorkerContext(KIND, lambda: None, 1 << 30))
         self.invents = invents
+        self.open_jobs = set[bytes]()
 
     async def ask(self, request: Any) -> Any:
         reply = await trio.to_thread.run_sync(self.jobs.handle_request, request)
+        if isinstance(request, worker_protocol.OpenJobRequest):
+            self.open_jobs.add(request.job)
         if isinstance(request, worker_protocol.OpenJobRequest) and self.invents:
             engine: Any = self.jobs.context.find_engine(request.job)
             counts = engine._counts

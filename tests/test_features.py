@@ -196,7 +196,7 @@ def test_all_that_features_name_is_there(feature: None) -> None:
             item.pages,
             *item.services.values(),
             *(kind.backend for kind in item.engines.values()),
-            *(kind.compiler for kind in item.engines.values()),
+            *(place for kind in item.engines.values() for place in (kind.compiler, kind.compiler_remedy)),
             *(place for engine, place in item.implementations.items() if is_imported_here(engine)),
             item.layers,
             item.worker_requests,

@@ -252,7 +252,6 @@ def test_a_test_whose_patience_ended_passes_at_its_second_try(
 
 
 SURVIVED = """
-import signal
 import socket
 
 def test_survives():

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 import trio
 
-from benchmarks import apply, grokking, request_times, reviews, rlhf_text, tables, tinker
+from benchmarks import apply, grokking, request_times, reviews, rlhf_text, tables, tinker, tolerance
 from benchmarks.curation import ASKED, PROJECT_TASKS, VOTES, Batches, Chain, Closing, Figures, Filler, timed, verdicts
 from benchmarks.request_times import RequestTimes, read_times
+from benchmarks.simulated import Rounds, engine_of, text_file, trainer_key
 from benchmarks.verdicts import MISSED
 from curation.ledger.curation_state import CurationState
 from ledger.tables import Table, sparse_merkle_tree
@@ -26,7 +27,8 @@ from peer.worker.supervisor import WorkerSupervisor
 from rlhf.data import preference_set_statistics
 from tests.waiting import patience
 from training.data.tokenizer import ByteTokenizer
-from training.job_spec import OuterOptimizerKind
+from training.job_spec import BF16_TOLERANCE, AuditMode, OuterOptimizerKind, Precision
+from training.replicated import codec, error_feedback
 from training.replicated.replicated_model import ReplicatedModel
 from training.transformer import ModelSpec
 from training.worker_protocol import AuditRequest, PingRequest, WorkerFailed
@@ -246,7 +248,6 @@ def test_an_easy_sum_is_seen_to_be_learned(monkeypatch: pytest.MonkeyPatch) -> N
     """Without a held-out part that differs from the examples, both counts are the same step."""
     examples, _ = grokking.pairs(0)
     monkeypatch.setattr(grokking, "pairs", lambda seed: (examples, examples))
-    monkeypatch.setattr(grokking, "ADDITION", replace(grokking.ADDITION, inner_rate=0.01))
     row = grokking.addition("plain", 0, 0.0, 300)
     assert row.learned == row.generalized is not None and grokking.cells(row)[1] == str(row.generalized)
     assert grokking.cells(grokking.addition("plain", 0, 0.0, 10))[1] == "not within 10"
@@ -265,3 +266,16 @@ def test_rows_are_planned_at_equal_weight_decay() -> None:
         arms.setdefault((task, seed, decay), []).append(arm)
     assert {place[0]: of for place, of in arms.items()} == {"addition": [*grokking.ADDITION_ARMS], "text": [*grokking.TEXT_ARMS]}
     assert len(arms) == 2 * (len(grokking.WEIGHT_DECAYS) + 1) and all("plain" in of for of in arms.values())
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_lie_uses_the_tolerance_of_audited_bf16_and_goes_against_the_descent(times: int, tmp_path: Path) -> None:
+    spec = tolerance.spec_of(AuditMode.SAMPLED, Precision.BF16, 0, 20)
+    rounds, key = Rounds(spec, engine_of(spec, text_file(None, tmp_path))), trainer_key(3)
+    own = rounds.update(key).delta
+    payload, moved = tolerance.false_payload(rounds, key, own, own, times)
+    said = codec.decode_payload(payload, rounds.model.header(key), rounds.model.layout)
+    distance, norm = error_feedback.payload_distances(said, own)
+    assert 0.9 * times * BF16_TOLERANCE < distance / norm <= times * BF16_TOLERANCE and 0.05 < moved < 0.2
+    honest = codec.decode_payload(rounds.encode(key, own), rounds.model.header(key), rounds.model.layout)
+    assert float(own @ said.dequantize()) < 0.99 * float(own @ honest.dequantize())

@@ -6,15 +6,16 @@ engine first needs them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from features.lazy_import import import_object
 from protocol.errors import UserError
 
 T = TypeVar("T")
+USUAL_ENGINE: Final = "pytorch"  # name of the engine that computes all jobs of this program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,7 @@ class EngineImplementations:
     layers: Mapping[str, Any] = field(default_factory=dict)
 
 
-_places: dict[str, tuple[str, ...]] = {"pytorch": ("training.engines.pytorch.implementations:IMPLEMENTATIONS",)}
+_places: dict[str, tuple[str, ...]] = {USUAL_ENGINE: ("training.engines.pytorch.implementations:IMPLEMENTATIONS",)}
 
 
 def register_implementations(engine: str, place: str) -> None:
@@ -59,10 +60,13 @@ def layer_implementation(engine: str, layer: str) -> Any:
     return _find("layer", engine, layer, _imported(_places.get(engine, ())).layers)
 
 
-def require_implemented(what: str, engine: str, name: str, known: Iterable[str]) -> None:
+def require_implemented(what: str, engine: str, name: str, known: Collection[str]) -> None:
     """Raise `UserError` if `name` is not among the values of a job that the engine computes."""
-    if name not in (known := tuple(known)):
-        raise UserError(f"the engine {engine!r} cannot compute the {what} {name!r}: it computes {', '.join(known) or 'none'}")
+    if name not in known:
+        cannot = f"the engine {engine!r} cannot compute the {what} {name!r}: it computes {', '.join(known) or 'none'}"
+        raise UserError(
+            cannot if engine == USUAL_ENGINE else f"{cannot}; start this peer with engine {USUAL_ENGINE} for such jobs"
+        )
 
 
 def _find(what: str, engine: str, name: str, known: Mapping[str, T]) -> T:

@@ -78,9 +78,13 @@ INNER_RATE_MIN: Final = 1e-6
 # in which of these become zero.
 CLIP_MIN: Final = 1e-6
 
-# Largest radius of SAM and largest factor of Grokfast. Useful values are about 0.05 and 2.
-SAM_RADIUS_MAX: Final = 10.0
-GROKFAST_MAX: Final = 100.0
+# Largest radius of SAM; 0.05 is usual. Honest replays of 30 local steps then differ by 1e-6. A larger radius enlarges rounding:
+# such replays differ by up to 0.0024 with radius 0.5, and replays of ten local steps by 0.39 with radius 2.
+SAM_RADIUS_MAX: Final = 0.2
+GROKFAST_MAX: Final = 100.0  # largest factor of Grokfast; about 2 is useful
+# Least factor and decay of Grokfast beside 0. Smaller numbers may be subnormal in float32, which some processors flush to zero:
+# times a large slow gradient, their models would differ.
+GROKFAST_MIN: Final = 1e-6
 GROKFAST_DECAY: Final = 0.98  # default decay of Grokfast's slow gradient, that of its paper for modular arithmetic
 
 NORM_START_MAX: Final = 1e9  # largest initial median norm: every voter squares it exactly, and no float may overflow
@@ -283,11 +287,11 @@ class JobSpec:
     preparation: PreparationCounts | None = None
     """Counts from the preparation of the data's file. None: the file was used unchanged."""
     sam_radius: float = added_field(0.0)  # after 0.3.0
-    """Sharpness-aware steps (SAM): each gradient is that at a point this far along the gradient, by a second pass. 0: no SAM."""
+    """Sharpness-aware steps (SAM): a second pass takes the gradient at a point this far along the first gradient. 0: no SAM."""
     grokfast: float = added_field(0.0)  # after 0.3.0
-    """Grokfast: the outer step adds the slow gradient times this factor to the aggregate. 0: no Grokfast."""
+    """Grokfast: before the outer step, the slow gradient times this factor is added to the aggregate. 0: no Grokfast."""
     grokfast_decay: float = added_field(GROKFAST_DECAY)  # after 0.3.0
-    """Decay of the slow gradient, an average of aggregates, with `grokfast` above 0."""
+    """Decay of the slow gradient, a moving average of aggregates, with `grokfast` above 0."""
 
     @property
     def resolved_objective(self) -> Objective:
@@ -442,6 +446,9 @@ class JobSpec:
         for name in NOT_NEGATIVE:
             if not getattr(self, name) >= 0:
                 return f"{name} must be at least 0, not {getattr(self, name)}"
+        for name in ("grokfast", "grokfast_decay"):
+            if 0 < getattr(self, name) < GROKFAST_MIN:
+                return f"{name} must be 0 or at least {GROKFAST_MIN:g}, not {getattr(self, name)}"
         return None
 
     def _combination_problem(self) -> str | None:
@@ -485,19 +492,19 @@ class JobSpec:
     def _option_problem(self) -> str | None:
         kind = self.resolved_objective
         if self.sam_radius and (kind.on_request or not kind.needs_worker):
-            none = f"has no effect in a job of the objective {self.objective!r}, which has no local steps"
-            return f"sam_radius {self.sam_radius:g} {none}: leave it out"
+            useless = f"sam_radius {self.sam_radius:g} has no effect in a job of the objective {self.objective!r}"
+            return f"{useless}, which has no local steps: leave it out"
         if self.inner is InnerOptimizerKind.MUON and self.is_reexecuted and self.model.feed_forward == Experts.name:
             # The gradient jumps where a router changes its choice, and Muon enlarges the jump.
-            both = f"inner 'muon' with model.feed_forward {self.model.feed_forward!r} and audit {self.audit.value!r}"
-            return f"{both}: some honest re-executions differ by 0.005 and more; use inner 'adamw', or audit 'off'"
+            pair = f"inner 'muon' with model.feed_forward {self.model.feed_forward!r} and audit {self.audit.value!r}"
+            return f"{pair}: some honest re-executions differ by 0.005 and more; use inner 'adamw', or audit 'off'"
         if self.sam_radius and self.model.linear == TernaryLinear.name:
             # The second pass would compute the levels again, and honest replays would differ where a weight is beside an edge.
-            both = f"sam_radius {self.sam_radius:g} with model.linear {self.model.linear!r}"
-            return f"{both}: replays of this pair were not measured; leave one of them out"
+            pair = f"sam_radius {self.sam_radius:g} with model.linear {self.model.linear!r}"
+            return f"{pair}: replays of this pair were not measured; leave one of them out"
         if self.grokfast and kind.on_request:
-            theirs = f"in a job of the objective {self.objective!r}, whose programs choose each outer step"
-            return f"grokfast {self.grokfast:g} {theirs}: leave it out"
+            of_client = f"grokfast {self.grokfast:g} in a job of the objective {self.objective!r}"
+            return f"{of_client}, whose programs choose each outer step: leave it out"
         if self.grokfast_decay != GROKFAST_DECAY and not self.grokfast:
             return f"grokfast_decay {self.grokfast_decay:g} has no effect without grokfast: set grokfast above 0, or leave it out"
         return None
@@ -747,6 +754,6 @@ def complete_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     is_exact = fields.get("bits") == 8 and fields.get("memory") != FeedbackMemory.ESTIMATES
     decay = {"feedback_decay": 0.0} if is_exact else {}
     sampled = {"audit_rate": AUDIT_RATE} if fields.get("audit") == AuditMode.SAMPLED else {}
-    is_half = fields.get("precision") == Precision.BF16 and fields.get("audit") != AuditMode.OFF
-    tolerance = {"replay_tolerance": BF16_TOLERANCE} if is_half else {}
+    is_bf16_audited = fields.get("precision") == Precision.BF16 and fields.get("audit") != AuditMode.OFF
+    tolerance = {"replay_tolerance": BF16_TOLERANCE} if is_bf16_audited else {}
     return said[0] | said[1] | said[2] | rule | sampled | decay | tolerance | dict(fields)

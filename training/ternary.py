@@ -14,7 +14,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-Float32Array = npt.NDArray[np.float32]
+from training.replicated.tensor_layout import Float32Array
+
 Int8Array = npt.NDArray[np.int8]
 
 SCALE_MIN: Final = 1e-5  # term added to the mean, so that a matrix of zeros has a scale
@@ -36,22 +37,19 @@ def exponents_sum(size: int) -> int:
     return 2 * EXPONENT_BIAS + bits - 1
 
 
-def summation_factor(largest: np.float32, size: int) -> np.float32:
+def _summation_factor(largest: np.float32, size: int) -> np.float32:
+    """Return the factor of `exponents_sum` for a matrix of `size` elements whose largest |W| is `largest`."""
     exponent = max(int(largest.view(np.uint32)) >> MANTISSA_BITS, EXPONENT_MIN)
     return np.uint32((exponents_sum(size) - exponent) << MANTISSA_BITS).view(np.float32)
-
-
-def scale_of_total(total: float, size: int, factor: float) -> np.float32:
-    """Return the scale of a matrix of `size` elements. `total` is the sum of the whole numbers |W| · `factor`."""
-    return np.float32(total / size / factor + SCALE_MIN)
 
 
 def ternary_scale(latent: Float32Array) -> np.float32:
     """Return γ of a matrix, bit for bit as engines compute it; NaN or infinity if the matrix has a number that is not finite."""
     sizes = np.abs(latent)
     with np.errstate(invalid="ignore", over="ignore"):
-        factor = summation_factor(sizes.max(), latent.size)
-        return scale_of_total(float(np.rint(sizes * factor).sum(dtype=np.float64)), latent.size, float(factor))
+        factor = _summation_factor(sizes.max(), latent.size)
+        total = float(np.rint(sizes * factor).sum(dtype=np.float64))
+        return np.float32(total / latent.size / float(factor) + SCALE_MIN)
 
 
 def ternary_levels(latent: Float32Array, scale: np.float32) -> Int8Array:
@@ -69,20 +67,19 @@ def ternary_weights(latent: Float32Array) -> Float32Array:
 def latent_weights(scale: np.float32, levels: Int8Array) -> Float32Array | None:
     """Return latent weights with exactly this scale and these levels; None if no matrix has both.
 
-    All weights of a level other than 0 have nearly the same size, (γ − 1e-5) / their share of the matrix. That size is the mean
-    of the weights from which the levels were made, since the weights at level 0 are near zero. Two neighbouring sizes
-    are mixed so that the mean is exact.
+    All weights of a level other than 0 have nearly the same size, (γ − 1e-5) / their share of the matrix, and weights of level 0
+    are zero. So the mean is γ − 1e-5. Two neighbouring float32 sizes are mixed, so that it is exact.
     """
     sizes = np.abs(levels).ravel()
     count = int(sizes.sum())
     if not count:
-        # A matrix of zeros computes the same with every scale.
-        return np.zeros(levels.shape, dtype=np.float32)
+        # A matrix of zeros computes the same with every finite scale.
+        return np.zeros(levels.shape, dtype=np.float32) if np.isfinite(scale) else None
     mean = float(scale) - SCALE_MIN
     size = mean * levels.size / count
     if not 0 < size <= float(np.finfo(np.float32).max):
         return None
-    factor = float(summation_factor(np.float32(size), levels.size))
+    factor = float(_summation_factor(np.float32(size), levels.size))
     total = round(mean * factor * levels.size)
     least, larger = divmod(total, count)
     whole = np.where(np.cumsum(sizes, dtype=np.int64) <= larger, least + 1, least)

@@ -36,6 +36,9 @@ NORM_EPSILON_MIN: Final = 1e-12  # least epsilon of RMSNorm: a row of zeros is m
 NORM_EPSILON_MAX: Final = 0.1
 LAYERS_MAX: Final = 1_024
 LAYER_TENSORS_MAX: Final = 9 * LAYERS_MAX  # most tensors of all layers: the default kinds have nine per layer
+# Least window of attention. With 1 a token sees only itself: gradients of queries and keys are rounding errors, and generation by
+# transformers with its cache ignores such a window.
+WINDOW_MIN: Final = 2
 EXPERTS_MAX: Final = 64  # most experts of a layer: replays with more were not measured
 # Most tensors of a model: beside its layers it has three, and the vectors of its objective.
 TENSORS_MAX: Final = LAYER_TENSORS_MAX + 9
@@ -97,7 +100,7 @@ class ModelSpec:
     """Experts of each feed-forward layer, 2 to 64. 0: none."""
     experts_per_token: Annotated[int, Between(1, EXPERTS_MAX)] = added_field(2)
     """Experts that compute each token. With all of them the layer is a dense mixture."""
-    window: Annotated[int, Between(1, 2**31)] | None = added_field(None)
+    window: Annotated[int, Between(WINDOW_MIN, 2**31)] | None = added_field(None)
     """Last tokens that attention sees, with the token itself. None: all."""
 
     def layers_problem(self) -> str | None:
@@ -162,7 +165,7 @@ class ModelSpec:
     @property
     def pass_parameters(self) -> int:
         """Number of parameters that a pass computes with for each token: all except those of experts that are not chosen."""
-        return self.parameters - self.layers * sum(parameter.idle for parameter in layer_parameters(self))
+        return self.parameters - self.layers * sum(parameter.idle_elements for parameter in layer_parameters(self))
 
 
 def int8_problem(model: ModelSpec) -> str | None:
@@ -192,7 +195,7 @@ class LayerParameter:
     transformers: str = ""
     gguf: str = ""  # name of the tensor in GGUF, without the layer's prefix; empty: it has no name there
     rotary_heads: int = 0  # number of heads in the tensor's rows if rotary positions turn the rows; else 0
-    idle: int = 0  # number of elements that a pass does not compute with for a token
+    idle_elements: int = 0  # number of elements that take no part in the computation of one token
     is_ternary: bool = False  # True: the model computes with the ternary weights of the tensor (`training.ternary`).
 
 
@@ -290,29 +293,8 @@ class TernaryLinear(DenseLinear):
     module, version = "jobs", 2
     is_replayable_in_bf16 = False
 
-    def matrix(
-        self,
-        model: ModelSpec,
-        name: str,
-        outputs: int,
-        inputs: int,
-        *,
-        transformers: str,
-        gguf: str,
-        is_residual: bool = False,
-        rotary_heads: int = 0,
-    ) -> LayerParameter:
-        dense = super().matrix(
-            model,
-            name,
-            outputs,
-            inputs,
-            transformers=transformers,
-            gguf=gguf,
-            is_residual=is_residual,
-            rotary_heads=rotary_heads,
-        )
-        return replace(dense, is_ternary=True)
+    def matrix(self, *arguments: Any, **names: Any) -> LayerParameter:
+        return replace(super().matrix(*arguments, **names), is_ternary=True)
 
 
 class GroupedQueryAttention(BlockKind):
@@ -350,8 +332,9 @@ class WindowAttention(GroupedQueryAttention):
     own_fields = ("window",)
 
     def sizes_problem(self, model: ModelSpec) -> str | None:
-        if model.window is None or not 1 <= model.window <= model.context:
-            return f"window must be in 1..{model.context}, the context, not {model.window}"
+        if model.window is None or not WINDOW_MIN <= model.window <= model.context:
+            why = ": with 1 a token sees only itself, and attention learns nothing" if model.window == 1 else ""
+            return f"window must be in {WINDOW_MIN}..{model.context}, the context, not {model.window}{why}"
         return super().sizes_problem(model)
 
 
@@ -374,9 +357,9 @@ class SwiGlu(BlockKind):
 class Experts(BlockKind):
     """A sparse mixture of SwiGLU networks (Shazeer 2017, arXiv:1701.06538).
 
-    A token's `experts_per_token` experts are those with the largest probabilities p of a router. The i-th one has the weight
-    p_i − p_(k+1), and p_i if all experts are chosen. An expert enters and leaves the choice with weight zero, so the output does
-    not jump where honest peers, which round differently, choose different experts (decision 150).
+    A token's `experts_per_token` experts are those with the largest probabilities p of a router. The weight of the i-th one rises
+    from 0 to p_i with its margin 1 − p_(k+1) / p_i. An expert enters and leaves the choice with weight and slope zero, so neither
+    outputs nor gradients jump where honest peers, which round differently, choose different experts (decision 150).
     """
 
     name = "experts"
@@ -408,7 +391,7 @@ def _stack(matrix: LayerParameter, model: ModelSpec) -> LayerParameter:
     """Return the tensor of all experts' matrices: one tensor, since the number of tensors of a model is bounded."""
     idle = (model.experts - model.experts_per_token) * math.prod(matrix.shape)
     shape = (model.experts, *matrix.shape)
-    return replace(matrix, name=f"experts.{matrix.name}", shape=shape, transformers="", gguf="", idle=idle)
+    return replace(matrix, name=f"experts.{matrix.name}", shape=shape, transformers="", gguf="", idle_elements=idle)
 
 
 # Registry ------------------------------------------------------------------------------------------------------------
@@ -444,10 +427,10 @@ def layer_names() -> tuple[str, ...]:
     return tuple(_known)
 
 
-def complete_model_fields(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a model that a person set, with the kinds of layers that read them, unless these were set, too."""
-    changed = {name for name, value in said.items() if value != _defaults()[name]}
-    return {kind.place.value: kind.name for kind in LAYERS if not changed.isdisjoint(kind.own_fields)} | dict(said)
+def complete_model_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return these values of a model's fields, and the kinds of layers that read them, except where `values` has a kind."""
+    changed = {name for name, value in values.items() if value != _defaults()[name]}
+    return {kind.place.value: kind.name for kind in LAYERS if not changed.isdisjoint(kind.own_fields)} | dict(values)
 
 
 @lru_cache(maxsize=1)

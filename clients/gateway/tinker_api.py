@@ -79,6 +79,8 @@ AUTHORIZATIONS_AT_ONCE: Final = 4
 LOCAL_PROGRAMS: Final = ApiKey("", 0, 64, 1 << 40, 1 << 40)
 # Values of a LoRA configuration that the client leaves out, as in the SDK.
 RANK, SEED = 32, 0
+# Names of the SDK for the terms of a step that the ledger names otherwise.
+SDK_TERMS: Final = {"rate": "learning_rate", "epsilon": "eps", "clip": "grad_clip_norm"}
 SEEDS: Final = COUNT_MAX + 1  # number of seeds of a job; other whole numbers are taken modulo this number
 
 
@@ -542,7 +544,8 @@ def _optimizer_step(adam: Json, other: Json) -> OptimizerStep:
             raise UserError(f"{name} is too large: {reprlib.repr(value)}") from None
     step = OptimizerStep(*values)
     if problem := step.problem():
-        raise UserError(problem)
+        term, _, rest = problem.partition(" ")
+        raise UserError(f"{SDK_TERMS.get(term, term)} {rest}")
     return step
 
 

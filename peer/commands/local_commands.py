@@ -323,7 +323,7 @@ def run_audit(options: argparse.Namespace) -> int:
 def _requested_lines(requested: RequestedUpdates, names: PeerNames) -> Iterator[str]:
     """Yield lines for people about the accepted updates of a job on request."""
     if requested.without_data:
-        what = f"{pluralize(requested.without_data, 'update')} replayed that cannot be re-executed"
+        what = f"{pluralize(requested.without_data, 'update')} replayed from payloads, but not re-executed"
         yield f"{what}: peers delete {requested.description} after each round, unless one keeps them with `keep_batches_gb`"
     if requested.first_confirmed is not None:
         since = f"from round {display_round_number(requested.first_confirmed)} on"

@@ -215,16 +215,12 @@ def disk(view: DiskView) -> KeyValueTable:
 
 
 def engines(views: Iterable[EngineView]) -> TextTable:
-    rows = (
-        (
-            view.engine,
-            "yes" if view.in_use else "–",
-            view.state or view.missing or "–",
-            ", ".join([*(f"{name} {version}" for name, version in view.versions.items()), *filter(None, [view.compiler])]) or "–",
-        )
-        for view in views
-    )
-    return _filled(TextTable("engine", "in use", Column("worker", wraps=True), Column("versions", wraps=True)), rows)
+    table = TextTable("engine", "in use", Column("worker", wraps=True), Column("versions", wraps=True))
+    for view in views:
+        versions = [f"{name} {version}" for name, version in view.versions.items()]
+        versions += [view.compiler] if view.compiler else []
+        table.add_row(view.engine, "yes" if view.in_use else "–", view.state or view.missing or "–", ", ".join(versions) or "–")
+    return table
 
 
 def devices(views: Iterable[DeviceView]) -> TextTable:

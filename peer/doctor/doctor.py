@@ -61,7 +61,7 @@ async def examine_peer(load: Callable[[], ResolvedSettings]) -> list[DoctorFindi
     found, process = await _of_peer(settings, role, DataDirectory(config.data_directory))
     return [
         *machine.check_version(role),
-        *machine.check_train_extra(role, config.engine),
+        *machine.check_engine(role, config.engine),
         *found,
         *machine.check_disk(config.data_directory),
         *machine.check_memory(config, role, runs=process is not None),

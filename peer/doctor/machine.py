@@ -51,7 +51,7 @@ def check_version(role: Role) -> Iterator[DoctorFinding]:
     yield ok("version", f"folkmoot {metadata.version('folkmoot')}, Python {platform.python_version()}")
 
 
-def check_train_extra(role: Role, engine: str) -> Iterator[DoctorFinding]:
+def check_engine(role: Role, engine: str) -> Iterator[DoctorFinding]:
     """Yield a finding on the package and the compiler of the engine if the role trains."""
     kind = features.engines().get(engine)
     if not role.needs_worker or kind is None or not kind.package:

@@ -41,7 +41,7 @@ class FalseUpdate:
 class RequestedUpdates:
     """The accepted updates of a job on request. Peers delete the data of a round when it is over, unless they keep them."""
 
-    description: str  # what the updates were computed from, for people
+    description: str  # source of the updates, for people
     updates: int = 0  # number of all accepted updates
     without_data: int = 0  # number of updates whose data the export lacks
     confirmed: int = 0  # number of updates that re-execution confirmed

@@ -20,7 +20,7 @@ from training.data.tokenizer import END_OF_TEXT, BpeVocabulary, load_vocabulary,
 from training.formats import checkpoint, gguf, huggingface_model, packed_model
 from training.job_spec import AggregationRule, AuditMode, JobSpec
 from training.replicated.tensor_layout import layout_of
-from training.transformer import FIRST_TOKEN_VECTOR, HEAD, model_tensors
+from training.transformer import FIRST_TOKEN_VECTOR, HEAD, BlockKind, DenseLinear, model_tensors
 
 TRANSFORMERS, PACKED, GGUF = "transformers", "packed", "gguf"
 FOLDERS: Final = (TRANSFORMERS, PACKED)  # formats that transformers opens
@@ -106,6 +106,11 @@ def _vocabulary(found: ExportableModel, format: str) -> BpeVocabulary:
     if not found.makes_text and format != TRANSFORMERS:
         scores = f"job {spec.name!r} produces scores, which format {format!r} cannot store"
         raise UserError(f"{scores}: use --format {TRANSFORMERS}")
+    for kind in found.model.layer_kinds:
+        known = kind.parameters(found.model, DenseLinear()) if isinstance(kind, BlockKind) else ()
+        if any(not parameter.transformers and not parameter.gguf for parameter in known):
+            has = f"job {spec.name!r} has {kind.place} {kind.name!r}, which no --format has"
+            raise UserError(f"{has}: ask the model with `peer sample`, or train it further with `peer train --from`")
     if format == PACKED and not any(tensor.parameter.is_ternary for tensor in model_tensors(found.model).values()):
         dense = f"job {spec.name!r} has linear {found.model.linear!r}, and only ternary matrices are packed"
         raise UserError(f"{dense}: use --format {TRANSFORMERS}")

@@ -173,10 +173,10 @@ class Trainer(Voter):
         return self._jobs.setdefault(round.job, _JobProgress())
 
     async def _open(self, round: RoundContext) -> None:
-        """Fetch the job's text and open the job in the worker, once for each job. Concurrent calls wait for the first call."""
+        """Fetch the job's text and open the job in the worker, unless it is open. Concurrent calls wait for the first call."""
         job = self._job(round)
         async with job.opening:
-            if job.opened:
+            if job.opened and round.job in self.worker.open_jobs:
                 return
             text, tokenizer, tokens, tokenized = None, None, None, False
             if round.spec.data is not None:

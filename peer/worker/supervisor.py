@@ -92,16 +92,19 @@ class WorkerSupervisor:
         self._queue: list[_PendingRequest] = []
         self._numbers = itertools.count(1)
         self._wake = trio.Event()
-        self.open_jobs: dict[bytes, worker_protocol.OpenJobRequest] = {}
+        self.open_jobs: dict[bytes, worker_protocol.OpenJobRequest] = {}  # the least recently used one first
         self._stopped = False
+        self._refusal = ""  # why no process can start, for people; empty: one may start
 
     async def ask(self, request: worker_protocol.WorkerRequest[R], deadline_seconds: float = REQUEST_SECONDS_MAX) -> R:
         """Return the worker's reply to a request. `deadline_seconds` begins when the worker gets the request.
 
-        Raises `WorkerDied` if the process ends first (a retry is safe), `WorkerFailed` if the request fails, and
-        `LocalProtocolError` if the queue is full or no feature declares the request. Cancellation withdraws a waiting request and
-        stops a running one at its next step.
+        Raises `WorkerDied` if the process ends first (a retry is safe), `WorkerFailed` if the request fails or no process can
+        start, and `LocalProtocolError` if the queue is full or no feature declares the request. Cancellation withdraws a waiting
+        request and stops a running one at its next step.
         """
+        if self._refusal:
+            raise worker_protocol.WorkerFailed(self._refusal)
         if self._stopped:
             raise worker_protocol.WorkerDied("the worker has been stopped")
         if len(self._queue) >= QUEUE_MAX:
@@ -117,12 +120,19 @@ class WorkerSupervisor:
             raise worker_protocol.WorkerDied(pending.error)
         if isinstance(pending.reply, worker_protocol.RequestFailed):
             raise worker_protocol.WorkerFailed(pending.reply.text)
-        if isinstance(request, worker_protocol.OpenJobRequest):
-            self.open_jobs.pop(request.job, None)
-            self.open_jobs[request.job] = request
-            while len(self.open_jobs) > JOBS_MAX:
-                del self.open_jobs[next(iter(self.open_jobs))]
+        self._record_use(request)
         return cast(R, pending.reply)
+
+    def _record_use(self, request: worker_protocol.WorkerRequest[Any]) -> None:
+        """Close the least recently used job if too many are open, as the worker does."""
+        job = getattr(request, "job", b"")  # Some requests are about no job.
+        opening = request if isinstance(request, worker_protocol.OpenJobRequest) else self.open_jobs.get(job)
+        if opening is None:
+            return
+        self.open_jobs.pop(job, None)
+        self.open_jobs[job] = opening
+        while len(self.open_jobs) > JOBS_MAX:
+            del self.open_jobs[next(iter(self.open_jobs))]
 
     def pending_request(
         self, request: worker_protocol.WorkerRequest[Any], order: int = 0, deadline_seconds: float = REQUEST_SECONDS_MAX
@@ -160,7 +170,7 @@ class WorkerSupervisor:
                 failures = 0 if session.was_useful else failures + 1
                 if self.restarts == 0 and not session.was_ready:
                     if failures >= STARTS_MAX and not session.has_no_room:
-                        raise UserError(
+                        raise self.give_up(
                             f"the worker process does not start: {session.reason}; try it by hand: {' '.join(self.command)}"
                         )
                 else:
@@ -175,8 +185,16 @@ class WorkerSupervisor:
         finally:
             self._stopped = True
             for pending in self._queue:
-                pending.error = "the worker has been stopped"
+                if self._refusal:
+                    pending.reply = worker_protocol.RequestFailed(self._refusal)
+                else:
+                    pending.error = "the worker has been stopped"
                 pending.done.set()
+
+    def give_up(self, reason: str) -> UserError:
+        """Let all requests fail with the reason for which no process can start, and return an error with this reason."""
+        self._refusal = reason
+        return UserError(reason)
 
     async def next_request(self) -> _PendingRequest | None:
         """Return the most urgent waiting request whose caller still waits, or None if there is none within PING_SECONDS."""
@@ -251,7 +269,7 @@ class _WorkerProcess:
         # Unless an earlier process has been ready, a later start would fail for the same reason.
         if isinstance(ready, worker_protocol.RequestFailed):
             if self._worker.restarts == 0:
-                raise UserError(ready.text)
+                raise self._worker.give_up(ready.text)
             self._end(ready.text)
             await trio.sleep_forever()
         self._worker.description = ready

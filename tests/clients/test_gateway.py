@@ -535,11 +535,14 @@ def test_an_audit_of_an_export_replays_steps_and_names_runs_that_nobody_can_re_e
     assert command("export", str(tmp_path / "run"), "--data-dir", data)[0] == 0
     status, out, error = command("audit", str(tmp_path / "run"))
     assert status == 0 and "the export is sound" in out, error
-    told = [line for line in out.splitlines() if "that cannot be re-executed: peers delete" in line]
+    told = [line for line in out.splitlines() if "update replayed from payloads, but not re-executed: peers delete" in line]
     jobs = {job.job[:16]: job for job in trio.run(gateway.daemon.client.jobs)}
     whose = "the requests of a person's own program after each round, unless one keeps them with `keep_batches_gb`"
     assert told and all(line.endswith(whose) for line in told)
     assert all(jobs[line.split()[1].rstrip(":")].name.endswith("-run") for line in told), "the base has no such line"
+    run = told[-1].split()[1].rstrip(":")[:8]
+    status, _, error = command("sample", "The ", "--job", run, "--data-dir", data)
+    assert status == 2 and f"its objective is 'client'; `peer model DIR --job {run}` writes its model" in error
 
 
 def test_keys_divide_a_gateway(gateway: Gateway) -> None:

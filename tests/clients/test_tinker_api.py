@@ -300,7 +300,9 @@ async def test_each_whole_number_is_a_seed(tmp_path: Path, seed: int | None) -> 
 STEPS: list[tuple[Json, Json, str]] = [  # adam_params, optimizer_params and the fault
     ({"learning_rate": None}, {}, "learning_rate must be a number, not None"),
     ({"learning_rate": "1"}, {}, "learning_rate must be a number, not '1'"),
-    ({"learning_rate": float("nan")}, {}, "rate must be in 0..10, not nan"),
+    ({"learning_rate": float("nan")}, {}, "learning_rate must be in 0..10, not nan"),
+    ({"eps": 0}, {}, "eps must be in 1e-15..1, not 0"),
+    ({"grad_clip_norm": -1}, {}, "grad_clip_norm must be in 0..1e+09, not -1"),
     ({"learning_rate": 10**400}, {}, "learning_rate is too large: 1000000000000"),
     ({"beta2": -(10**309)}, {}, "beta2 is too large: -10000000"),
     ({"beta1": 1}, {}, "beta1 must be at least 0 and below 1, not 1"),

@@ -27,8 +27,9 @@ from protocol.identity import Signed
 from protocol.limits import UPGRADE_AHEAD_HEIGHTS_MAX, UPGRADE_NOTICE_HEIGHTS
 from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, PlainJobs, World
 from tests.sim.keys import FastVerifier
-from training.job_spec import JobSpec
+from training.job_spec import BF16_TOLERANCE, PRESETS, AuditMode, JobSpec, Precision, complete_fields
 from training.model_store import JobModelStore
+from training.transformer import ModelSpec, complete_model_fields
 
 NOTICE, AHEAD = UPGRADE_NOTICE_HEIGHTS, UPGRADE_AHEAD_HEIGHTS_MAX
 
@@ -233,8 +234,23 @@ def test_a_network_trains_a_job_with_an_added_field_after_the_upgrade_of_jobs() 
     assert len(world.state.jobs.jobs) + len(world.state.jobs.queue) == 2
 
 
-@pytest.mark.parametrize("said", [{"sam_radius": 0.05}, {"grokfast": 2.0}], ids=str)
-def test_a_network_of_older_programs_refuses_the_options_of_optimizers(said: dict[str, Any], tmp_path: Path) -> None:
+LAYERS: list[dict[str, Any]] = [{"experts": 4}, {"experts": 2, "experts_per_token": 1}, {"window": 9}, {"linear": "ternary"}]
+AUDITED_HALF = {**complete_fields(PRESETS["per-step"]), "precision": Precision.BF16, "replay_tolerance": BF16_TOLERANCE}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"sam_radius": 0.05},
+        {"grokfast": 2.0},
+        {"grokfast": 2.0, "grokfast_decay": 0.5},
+        *({"model": ModelSpec(**complete_model_fields(layers))} for layers in LAYERS),
+        AUDITED_HALF,
+        {**AUDITED_HALF, "audit": AuditMode.FULL},
+    ],
+    ids=str,
+)
+def test_a_network_of_older_programs_refuses_jobs_that_these_do_not_know(said: dict[str, Any], tmp_path: Path) -> None:
     modules = core_modules(JobModelStore(tmp_path))
     plain = JobSpec(name="options", objective="scratch") if "grokfast" in said else JobSpec(name="options", data=bytes(32))
     older = Upgrading(tuple(module for module in modules if module.version == 1), modules)

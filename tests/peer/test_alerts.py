@@ -231,6 +231,13 @@ def test_jobs_that_begin_and_end_are_told(world: Telling) -> None:
     assert world.told[1:] == ["job language ended early after 0 rounds"]
 
 
+def test_a_job_of_one_round_is_told_in_the_singular(world: Telling) -> None:
+    key = world.start(spec=UNAUDITED + b":99")
+    world.decide(closings=(world.closing(key, dict.fromkeys(world.job(key).trainers, Verdict.NORM)),))
+    world.decide(world.tx(PEOPLE[0], "job/stop", StopJob(key)))
+    assert world.told[1:] == ["job unaudited ended early after 1 round"]
+
+
 def test_a_job_that_ends_without_progress_is_told_as_such(world: Telling) -> None:
     key = world.start(spec=UNAUDITED + b":99")
     for _ in range(8):

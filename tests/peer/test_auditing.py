@@ -83,6 +83,7 @@ class Sums:
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
+        self.open_jobs = set[bytes]()
         self.spec: JobSpec | None = None
         self.failures = 0  # the number of coming audits that fail
         self.may_replay = trio.Event()
@@ -97,6 +98,7 @@ class Sums:
         self.asked.append(request)
         if isinstance(request, worker_protocol.OpenJobRequest):
             self.spec = JobSpec.decode(request.spec)
+            self.open_jobs.add(request.job)
             return worker_protocol.OpenJobReply(1, 1, 1)
         if isinstance(request, worker_protocol.ProposeRequest):
             return await trio.to_thread.run_sync(proposal_replay.make_proposal, request, self._update)

@@ -342,6 +342,11 @@ def test_no_temperature_below_zero_or_beyond_numbers(value: str) -> None:
         parse(f"sample hello --temperature={value}")
 
 
+def test_other_activations_than_those_of_eight_bits_are_refused_by_name() -> None:
+    with pytest.raises(UserError, match=r"--quantise: invalid choice: 'int4' \(choose from 'int8'\)"):
+        parse("sample hello --quantise int4")
+
+
 async def test_what_a_text_is_drawn_by_is_handed_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     line = r"sample Hi --job base@3 --tokens 9 --temperature 0.5 --top-k 4 --top-p .9 --stop '\n\n' --stop 'a\\b' --seed 7"
     _, _, api = await said(monkeypatch, capsys, line + "\nsample Hi --beams 3\nsample Hi --quantise int8\n")

@@ -378,6 +378,16 @@ def test_a_path_is_written_as_a_shell_wants_it_and_stays_on_one_line(
     assert shlex.quote(str(folder)) in printed and "data in" in printed
 
 
+def test_the_demo_tells_the_engine_of_each_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    with DemoDisplay(demo_of(tmp_path, "--engines", "torch,torch,jax")):
+        assert "engines: trainer-0 pytorch, trainer-1 pytorch, trainer-2 jax, liar-3 jax\n" in capsys.readouterr().out
+    with DemoDisplay(demo_of(tmp_path)):
+        assert "engines" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["report.json", "sample.txt", "json"])
 def test_full_disk_is_told_in_one_line(name: str, tmp_path: Path) -> None:
     """Linux has a device that is always full."""

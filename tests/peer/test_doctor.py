@@ -391,19 +391,19 @@ def test_few_open_files_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_package_that_the_role_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "find_spec", lambda name: None)
     monkeypatch.setattr(features, "find_spec", lambda name: None)
-    lacking = fault_of("train", machine.check_train_extra(TRAINER, "pytorch"))
+    lacking = fault_of("train", machine.check_engine(TRAINER, "pytorch"))
     assert lacking.text == "the role trainer trains, and the package torch is not installed"
     assert lacking.advice == "run `pip install 'folkmoot[train]'`, or take --role voter, which does not train"
     assert "folkmoot[web]" in fault_of("version", machine.check_version(features.roles()["annotator"])).advice
     assert [finding.level for finding in machine.check_version(VOTER)] == [FindingLevel.OK]
-    assert list(machine.check_train_extra(VOTER, "pytorch")) == []
-    assert list(machine.check_train_extra(TRAINER, "toy")) == [], "another engine needs no torch"
+    assert list(machine.check_engine(VOTER, "pytorch")) == []
+    assert list(machine.check_engine(TRAINER, "toy")) == [], "another engine needs no torch"
 
 
 def test_another_torch_than_the_one_of_this_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [finding.level for finding in machine.check_train_extra(TRAINER, "pytorch")] == [FindingLevel.OK]
+    assert [finding.level for finding in machine.check_engine(TRAINER, "pytorch")] == [FindingLevel.OK]
     monkeypatch.setattr(metadata, "requires", lambda name: ["numpy>=2.1", 'torch==1.0.0; extra == "train"'])
-    [other] = machine.check_train_extra(TRAINER, "pytorch")
+    [other] = machine.check_engine(TRAINER, "pytorch")
     assert other.level is FindingLevel.WARNING and other.advice == "install torch==1.0.0"
     installed = metadata.version("torch").partition("+")[0]
     assert other.text == f"torch {installed} is installed, but this program needs 1.0.0: re-executions may round differently"

@@ -15,10 +15,11 @@ import pytest
 import trio
 
 from ledger.core.genesis import TRAINER
-from ledger.jobs import Job, JobPhase, JobsModule, StopJob
+from ledger.jobs import Job, JobPhase, JobsModule, ModelReference, StopJob
 from peer.api.handlers.job_handler import describe_machine_time, replays_per_round
 from peer.runtime.blob_retention import StartModelAttester
 from protocol.api import TrainRequest
+from protocol.blob_digest import blob_digest
 from protocol.errors import UserError
 from rlhf.api import supervised_jobs, tuning_plan_builder
 from rlhf.data.dataset_files import InvalidLines
@@ -28,11 +29,13 @@ from tests.peer.network import Network, Seat, network
 from tests.rounds.building import JOB, KEYS, ROOT
 from tests.waiting import patience
 from training.api import job_builder
+from training.api.initial_model import InitialModel
 from training.api.job_builder import (
     add_compression_warmup_rounds,
     add_final_full_audit_rounds,
     require_safe_settings,
 )
+from training.data.text_files import TextFileReport
 from training.job_spec import (
     PRESETS,
     AggregationRule,
@@ -46,7 +49,7 @@ from training.job_spec import (
 )
 from training.model_store import JobModelStore
 from training.replicated.tensor_layout import Float32Array, layout_of
-from training.transformer import ModelSpec
+from training.transformer import ModelSpec, complete_model_fields
 from transport.blobs import blob_exchange
 
 SMALL = JobSpec(name="small", tokenizer=bytes(32), data=bytes(32))
@@ -204,6 +207,38 @@ def test_what_learns_from_responses_is_held_to_the_same(monkeypatch: pytest.Monk
         supervised_jobs.build_instruct_spec(
             peer_of(), TrainRequest("small", "", 0, 0, {}, initial_model="base", examples="nowhere.jsonl")
         )
+
+
+@pytest.mark.parametrize("said", [{}, {"model.context": "8"}])
+def test_a_job_from_a_model_with_experts_gets_the_optimizer_for_experts(
+    monkeypatch: pytest.MonkeyPatch, said: dict[str, str]
+) -> None:
+    model = ModelSpec(context=16, feed_forward="experts", experts=4)
+    start = InitialModel("base", model, None)
+    monkeypatch.setattr(job_builder, "add_audits", lambda peer, spec, request, said: spec)
+    peer = SimpleNamespace(state=peer_of().state, blobs=SimpleNamespace(add_bytes=lambda data: bytes(32)))
+    spec = job_builder._job_spec(peer, TrainRequest("small", "", 0, 0, said), start, TextFileReport())
+    assert spec.model == replace(model, context=8 if said else 16) and spec.inner is InnerOptimizerKind.ADAMW
+    plain = replace(start, model=replace(model, feed_forward="swiglu", experts=0))
+    spec = job_builder._job_spec(peer, TrainRequest("small", "", 0, 0, said), plain, TextFileReport())
+    assert spec.inner is InnerOptimizerKind.MUON
+    chosen = job_builder._job_spec(peer, TrainRequest("small", "", 0, 0, said | {"inner": "adamw"}), plain, TextFileReport())
+    assert chosen.inner is InnerOptimizerKind.ADAMW
+
+
+def test_defaults_follow_from_the_model_that_a_job_starts_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Muon, the default of other models, would be refused for experts."""
+    monkeypatch.setattr(job_builder, "count_trainers", lambda peer, role=TRAINER: 4)
+    experts = ModelSpec(**complete_model_fields({"experts": 4}))
+    for model, inner in ((ModelSpec(), InnerOptimizerKind.MUON), (experts, InnerOptimizerKind.ADAMW)):
+        start = InitialModel("job 'base'", model, None, ModelReference(JOB, 1, ROOT))
+        monkeypatch.setattr(job_builder, "resolve_initial_model", lambda peer, request, start=start: start)
+        peer, findings = peer_of(), TextFileReport()
+        peer.blobs = SimpleNamespace(add_bytes=blob_digest)
+        spec = job_builder.build_job_spec(peer, TrainRequest("more", "", 3, 0, {"audit": "full"}, "base"), findings)
+        assert (spec.model, spec.inner) == (model, inner)
+        with pytest.raises(UserError, match="the job starts from the model of job 'base', which fixes this value"):
+            job_builder.build_job_spec(peer, TrainRequest("more", "", 3, 0, {"model.width": "32"}, "base"), findings)
 
 
 def test_an_unknown_field_is_answered_with_the_fields_of_the_objective_too() -> None:

@@ -278,18 +278,30 @@ async def test_the_worker_is_told_which_tokens_the_manifest_of_a_job_names(world
     blobs, asked = world.round.blobs, list[Any]()
 
     class Worker:
+        def __init__(self) -> None:
+            self.open_jobs = set[bytes]()
+
         async def ask(self, request: Any) -> None:
             asked.append(request)
+            self.open_jobs.add(request.job)
 
     manifest = replace(data.split_into_shards([b"text"], blobs.add_bytes), tokens=sha256(b"tokens").digest())
     (tmp_path / "texts").mkdir()
-    role = Trainer(Worker(), tmp_path / "texts")  # type: ignore[arg-type]
-    await role._open(replace(world.round, spec=JobSpec(name="t", data=blobs.add_bytes(manifest.encode()))))
+    role = Trainer(worker := Worker(), tmp_path / "texts")  # type: ignore[arg-type]
+    opened = replace(world.round, spec=JobSpec(name="t", data=blobs.add_bytes(manifest.encode())))
+    await role._open(opened)
     assert [request.tokens for request in asked] == [manifest.tokens]
+    await role._open(opened)
+    assert len(asked) == 1
+    worker.open_jobs.clear()  # A worker closes a job after those that were used later.
+    await role._open(opened)
+    assert asked[1:] == asked[:1], "the job is opened again before it is needed"
 
 
 class Steps:
     """A worker whose inner steps are sums, in numpy alone."""
+
+    open_jobs = (JOB,)
 
     def __init__(self) -> None:
         self.requests: list[Any] = []

@@ -169,6 +169,16 @@ async def test_when_the_worker_dies_its_request_fails_and_the_next_one_finds_a_n
 
 
 @pytest.mark.real("processes")
+async def test_of_too_many_open_jobs_the_least_recently_used_one_is_closed_as_in_the_worker(fake: Fake) -> None:
+    others = [bytes([number]) * 32 for number in range(supervisor.JOBS_MAX)]
+    for job in (JOB, *others[:-1]):
+        await fake.worker.ask(open_job("text", job))
+    await fake.worker.ask(evaluate())
+    await fake.worker.ask(open_job("text", others[-1]))
+    assert list(fake.worker.open_jobs) == [*others[1:-1], JOB, others[-1]]
+
+
+@pytest.mark.real("processes")
 async def test_requests_that_wait_survive_the_death_of_the_worker(fake: Fake) -> None:
     async def dies() -> None:
         with pytest.raises(WorkerDied):
@@ -279,6 +289,24 @@ async def test_a_worker_that_never_starts_is_a_clear_error(command: list[str]) -
             await nursery.start(WorkerSupervisor(command=command, backoff_seconds=0.001).run)
     (error,) = caught.value.exceptions
     assert isinstance(error, UserError) and ("no torch here" in str(error) or "/nowhere/python" in str(error))
+
+
+@pytest.mark.real("processes")
+async def test_a_request_to_a_worker_that_never_starts_fails_with_the_reason() -> None:
+    """The daemon may log the failed request before its own end, so this line must name the cause."""
+    worker, failed = WorkerSupervisor(command=["/nowhere/python"], backoff_seconds=0.001), list[str]()
+
+    async def ask() -> None:
+        with pytest.raises(worker_protocol.WorkerFailed) as refused:
+            await worker.ask(evaluate())
+        failed.append(str(refused.value))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        with pytest.raises(UserError) as caught:
+            await worker.run()
+    await ask()
+    assert failed == [str(caught.value)] * 2
 
 
 # The real worker process

@@ -43,10 +43,11 @@ WINDOW = ModelSpec(attention="sliding-window", window=32)
         ({"experts": 4, "experts_per_token": 0}, r"experts_per_token must be in 1\.\.4, the experts, not 0"),
         ({"experts": 4, "experts_per_token": -2}, r"experts_per_token must be in 1\.\.4, the experts, not -2"),
         ({"experts_per_token": 3}, "needs a number of experts"),
-        ({"window": 0}, r"window must be in 1\.\.128, the context, not 0"),
-        ({"window": 129}, r"window must be in 1\.\.128, the context, not 129"),
-        ({"window": -1}, r"window must be in 1\.\.128, the context, not -1"),
-        ({"attention": "sliding-window"}, r"window must be in 1\.\.128, the context, not None"),
+        ({"window": 0}, r"window must be in 2\.\.128, the context, not 0"),
+        ({"window": 129}, r"window must be in 2\.\.128, the context, not 129"),
+        ({"window": 1}, r"window must be in 2\.\.128, the context, not 1: with 1 a token sees only itself"),
+        ({"window": -1}, r"window must be in 2\.\.128, the context, not -1"),
+        ({"attention": "sliding-window"}, r"window must be in 2\.\.128, the context, not None"),
         (
             {"experts": 8, "feed_forward": "swiglu"},
             "experts 8 has no effect with feed_forward 'swiglu': use feed_forward 'experts'",
@@ -69,6 +70,10 @@ def test_who_sets_experts_or_a_window_gets_the_layer_that_reads_it() -> None:
     assert parse_overrides({"model.experts": "0", "model.experts_per_token": "2", "model.window": "none"}) == {
         "model": ModelSpec()
     }
+
+
+def test_a_window_that_is_not_shorter_than_the_context_is_left_out() -> None:
+    assert WINDOW.with_window(None) == WINDOW.with_window(128) == ModelSpec() and WINDOW.with_window(127).window == 127
 
 
 @pytest.mark.parametrize("model", [EXPERTS, WINDOW, replace(EXPERTS, attention="sliding-window", window=7)])
@@ -122,7 +127,7 @@ def test_adapters_leave_the_experts_alone() -> None:
 
 
 def test_models_with_experts_are_refused_by_name_in_formats_that_have_none() -> None:
-    why = "--format transformers takes models with feed_forward 'swiglu', not 'experts'"
+    why = "--format transformers takes models with feed_forward 'swiglu', not 'experts': `peer export` writes"
     with pytest.raises(UserError, match=why):
         huggingface_model.llama_tensor_names(EXPERTS)
     values = [(name, np.zeros(shape, "<f4")) for name, shape in tensor_shapes(EXPERTS)]
@@ -144,6 +149,8 @@ def test_a_model_with_a_window_is_a_mistral_and_comes_back() -> None:
     for value in (0, -1, "32"):
         with pytest.raises(UserError, match="sliding_window must be a positive whole number"):
             huggingface_model.model_spec_from_config(config | {"sliding_window": value})
+    with pytest.raises(UserError, match=r"window must be in 2\.\.128, the context, not 1"):
+        huggingface_model.model_spec_from_config(config | {"sliding_window": 1})
     with pytest.raises(UserError, match="sliding_window 32 is not supported for model_type 'llama', only for 'mistral'"):
         huggingface_model.model_spec_from_config(huggingface_model.llama_config(ModelSpec(), None) | {"sliding_window": 32})
 

@@ -12,10 +12,9 @@ from ledger.core.genesis import ModuleVersion
 from protocol.errors import UserError
 from training.job_spec import JobSpec
 from training.model_store import JobModelStore
-from training.replicated.tensor_layout import initial_parameters
+from training.replicated.tensor_layout import Float32Array, initial_parameters
 from training.ternary import (
     SCALE_MIN,
-    Float32Array,
     latent_weights,
     split_ternary,
     ternary_levels,

@@ -106,8 +106,8 @@ Refused by name:
 | `gguf`, `gguf-f32` | `model.gguf`, with matrices in float16 or float32 |
 | all | `README.md`, the model card; `SHA256SUMS` |
 
-A model with attention `sliding-window` is written as a `MistralForCausalLM`, with its window. GGUF has no such Llama, and refuses the
-model. No format has experts: a model with feed_forward `experts` stays in checkpoints (`peer export`).
+A model with attention `sliding-window` is written as a `MistralForCausalLM`, with its window. The Llama of GGUF has no window, so
+`gguf` refuses such a model. All of these formats refuse feed_forward `experts`; `peer export` writes the parameters.
 
 Parameters are the same bit for bit. Vectors that only training needed (`heads.value`, `heads.first`) are left out, and the card names them.
 A reward model is a `LlamaForSequenceClassification` with one score; GGUF cannot hold it. GGUF has names for the tokenizers of GPT-2, SmolLM,

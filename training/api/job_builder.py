@@ -70,9 +70,9 @@ def _job_spec(peer: TrainingPeer, request: TrainRequest, start: InitialModel | N
     said = parse_overrides(request.overrides) | ({"rounds": request.rounds} if request.rounds else {})
     if request.data == LOCAL_DATA:
         said["audit"] = AuditMode.OFF  # No other peer has the text.
-    spec = replace(
-        JobSpec(name=request.name or "text", data=bytes(32), byzantine_max=byzantine_trainers_max(peer)), **complete_fields(said)
-    )
+    # Some defaults follow from the layers of the model, which is that of `start`, whatever context the request sets.
+    fields = complete_fields(said if start is None else said | {"model": start.model}) | said
+    spec = replace(JobSpec(name=request.name or "text", data=bytes(32), byzantine_max=byzantine_trainers_max(peer)), **fields)
     if start is None and "model.vocabulary" not in request.overrides:
         of_bytes = request.vocabulary in BYTE_VOCABULARIES
         known = request.vocabulary if of_bytes else max(request.vocabulary, BYTES_WITH_END)

@@ -31,7 +31,7 @@ def clip_gradient(gradient: Float32Array, limit: float) -> float:
 
 
 class FlatAdamW:
-    """The AdamW optimizer of a job, which works on `parameters` and `gradient` in place."""
+    """The AdamW optimizer of a job. A step changes `parameters` in place, and clips `gradient` in place."""
 
     def __init__(
         self, spec: JobSpec, parameters: Float32Array, gradient: Float32Array, decayed: Float32Array, inner: InnerState

@@ -55,7 +55,7 @@ class GradientEngine(LocalTraining):
         self._decayed = weight_decay_mask(spec)
         self._compiled = set[tuple[str, int]]()  # programs and numbers of sequences that were executed before
 
-    # An engine implements these methods ---------------------------------------------------------------------------------
+    # Methods of each engine ----------------------------------------------------------------------------------------------
 
     @abstractmethod
     def gradient(self, parameters: Float32Array, examples: Examples) -> tuple[float, Float32Array]:
@@ -63,12 +63,12 @@ class GradientEngine(LocalTraining):
 
     @abstractmethod
     def logits(self, parameters: Float32Array, tokens_T: npt.NDArray[np.int64]) -> Float32Array:
-        """Return the logits of each next token of one sequence, which has at most as many tokens as the context: (T, V).
+        """Return the logits of each next token of one sequence, which has as many tokens as the context: (T, V).
 
         The array `parameters` does not change as long as it exists.
         """
 
-    # Implementations in numpy --------------------------------------------------------------------------------------------
+    # Methods of `LocalTraining` and `Engine` in numpy --------------------------------------------------------------------
 
     def compile_programs(self, on_step: OnProgress) -> None:
         """Compile the program of the first round's gradient, if the job has a text."""
@@ -151,8 +151,10 @@ class GradientEngine(LocalTraining):
 
     def _logits_of(self, parameters: Float32Array, on_step: OnProgress) -> Callable[[npt.NDArray[np.int64]], Float32Array]:
         def logits(tokens_T: npt.NDArray[np.int64]) -> Float32Array:
+            # Attention is causal, so tokens after the sequence have no effect on its logits.
+            padded_T = np.pad(tokens_T, (0, self.spec.model.context - len(tokens_T)))
             with self._heartbeats("logits", 1, on_step):
-                return self.logits(parameters, tokens_T)
+                return self.logits(parameters, padded_T)[: len(tokens_T)]
 
         return logits
 

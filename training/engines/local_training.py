@@ -48,7 +48,7 @@ class LocalTraining(ABC):
         self.required_model: RequiredModel | None = None
         self.required_files: Mapping[bytes, Path] = {}
 
-    # An engine implements these methods ---------------------------------------------------------------------------------
+    # Methods of each engine ----------------------------------------------------------------------------------------------
 
     @abstractmethod
     def load_parameters(self, parameters: Float32Array) -> None:
@@ -112,7 +112,7 @@ class LocalTraining(ABC):
         """Return a context manager that encloses the arithmetic of each step."""
         return nullcontext()
 
-    # What these methods make together ------------------------------------------------------------------------------------
+    # Local steps, by these methods ---------------------------------------------------------------------------------------
 
     def local_steps(
         self,
@@ -161,7 +161,7 @@ class LocalTraining(ABC):
         )
 
     def step_gradient(self, drawn: npt.NDArray[np.int64], on_step: OnProgress, declaration: Declaration | None) -> float:
-        """Compute the gradient of a step, and return the mean loss of its first pass. SAM needs two passes."""
+        """Compute the gradient of a step, and return the mean loss of its first pass. An engine with SAM takes a second pass."""
         return self.accumulate_gradient(drawn, on_step, declaration)
 
     def accumulate_gradient(

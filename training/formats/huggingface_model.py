@@ -71,12 +71,15 @@ SCORE: Final = "score.weight"  # tensor of shape (1, width) that computes the sc
 _EPSILON, _ROPE_BASE, _MISTRAL_WINDOW = 1e-6, 10_000.0, 4_096
 
 
+FileTensor = StoredTensor | TernaryTensor | PackedTensor
+
+
 @dataclass(frozen=True, slots=True)
 class HuggingFaceModel:
     folder: Path
     model: ModelSpec
     tokenizer: bytes | None  # JSON of the tokenizer; None: the tokens are bytes
-    tensors: Mapping[str, StoredTensor | TernaryTensor | PackedTensor]  # tensors by our names
+    tensors: Mapping[str, FileTensor]  # tensors by our names
     stop: int | None  # the token that ends a text; None: the folder names no such token
 
     def write_parameters(self, spec: JobSpec, file: BinaryIO) -> BlobHasher:
@@ -117,12 +120,10 @@ def open_huggingface_model(folder: Path, as_bytes: bool = False) -> HuggingFaceM
     _check_sums(folder, [folder / CONFIG, folder / GENERATION, folder / TOKENIZER, *of_tensors])
     stop = _stop(folder, config, model.vocabulary)
     tokenizer = _tokenizer(folder, model.vocabulary, as_bytes, stop)
-    if is_packed:
-        names = llama_tensor_names(model)
-        return HuggingFaceModel(
-            folder, model, tokenizer, packed_model.read_packed(folder / packed_model.PACKED, model, names), stop
-        )
-    return HuggingFaceModel(folder, model, tokenizer, _tensors(folder, model), stop)
+    names = llama_tensor_names(model)
+    tensors: Mapping[str, FileTensor]
+    tensors = packed_model.read_packed(of_tensors[0], model, names) if is_packed else _dense_tensors(folder, model, names)
+    return HuggingFaceModel(folder, model, tokenizer, tensors, stop)
 
 
 def _stop(folder: Path, config: dict[str, Any], vocabulary: int) -> int | None:
@@ -136,20 +137,18 @@ def _stop(folder: Path, config: dict[str, Any], vocabulary: int) -> int | None:
     return None
 
 
-def _tensors(folder: Path, model: ModelSpec) -> dict[str, StoredTensor | TernaryTensor]:
+def _dense_tensors(folder: Path, model: ModelSpec, names: Mapping[str, str]) -> Mapping[str, StoredTensor | TernaryTensor]:
     """Return the tensors of the model by our names. Raises `UserError` if one is missing or unknown."""
-    named, tensors = _stored_tensors(folder, model), model_tensors(model)
-    names = llama_tensor_names(model)
+    stored, tensors = _stored_tensors(folder, model, names), model_tensors(model)
     return {
-        name: TernaryTensor(stored, names[name]) if tensors[name].parameter.is_ternary else stored
-        for name, stored in named.items()
+        name: TernaryTensor(values, names[name]) if tensors[name].parameter.is_ternary else values
+        for name, values in stored.items()
     }
 
 
-def _stored_tensors(folder: Path, model: ModelSpec) -> dict[str, StoredTensor]:
+def _stored_tensors(folder: Path, model: ModelSpec, names: Mapping[str, str]) -> dict[str, StoredTensor]:
     found = checkpoint.read_tensor_index(folder)
-    spec = JobSpec(name="own", data=bytes(32), model=model)
-    named, names = {}, llama_tensor_names(model)
+    spec, named = JobSpec(name="own", data=bytes(32), model=model), dict[str, StoredTensor]()
     for tensor in layout_of(spec).tensors:
         theirs = names[tensor.name]
         stored = found.pop(theirs, None)
@@ -186,7 +185,7 @@ def _llama_name(name: str, tensor: ModelTensor, model: ModelSpec) -> str:
     if not theirs:
         if model.feed_forward != SwiGlu.name:
             takes = f"--format transformers takes models with feed_forward {SwiGlu.name!r}"
-            raise UserError(f"{takes}, not {model.feed_forward!r}")
+            raise UserError(f"{takes}, not {model.feed_forward!r}: `peer export` writes the parameters of all models")
         raise UserError(f"the Llama model of transformers has no tensor for {name!r}")
     return theirs if tensor.layer is None else f"model.layers.{tensor.layer}.{theirs}"
 
@@ -198,8 +197,8 @@ def llama_config(model: ModelSpec, stop: int | None) -> dict[str, Any]:
     """
     kind = MODEL_TYPES.get(model.attention)
     if kind is None:
-        takes = f"--format transformers takes models with attention {' or '.join(map(repr, MODEL_TYPES))}"
-        raise UserError(f"{takes}, not {model.attention!r}")
+        taken = " or ".join(map(repr, MODEL_TYPES))
+        raise UserError(f"--format transformers takes models with attention {taken}, not {model.attention!r}")
     return {
         "architectures": [ARCHITECTURES[kind]],
         "model_type": kind,

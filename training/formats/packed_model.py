@@ -24,8 +24,8 @@ from protocol.errors import UserError
 from storage.regular_files import open_regular
 from training.formats.checkpoint import METADATA_KEY, StoredTensor, iter_safetensors, require_downloaded, safetensors_header
 from training.objectives.objective import Shape
-from training.replicated.tensor_layout import BLOCK
-from training.ternary import Float32Array, Int8Array, latent_weights, split_ternary
+from training.replicated.tensor_layout import BLOCK, Float32Array
+from training.ternary import Int8Array, latent_weights, split_ternary
 from training.transformer import ModelSpec, model_tensors
 
 PACKED: Final = "packed.safetensors"

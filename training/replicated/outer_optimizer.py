@@ -98,11 +98,14 @@ class OuterAdamW:
         _descend(parameters, change, min(terms.rate / (1 - self.powers[0]), STEP_MAX))
 
 
+UnfilteredOptimizer = OuterNesterov | OuterSgd | OuterSignum | OuterAdamW
+
+
 @dataclass(frozen=True, slots=True)
 class Grokfast:
-    """An outer optimizer that gets amplified slow gradients. The slow gradient is its last slot."""
+    """A filter that amplifies the slow part of gradients, and an optimizer behind it. The slow gradient is the last slot."""
 
-    optimizer: OuterNesterov | OuterSgd | OuterSignum | OuterAdamW
+    optimizer: UnfilteredOptimizer
     factor: float
     decay: float
 
@@ -115,7 +118,7 @@ class Grokfast:
 
 
 # An optimizer for the step of one round, which is computed block by block.
-OuterOptimizer = OuterNesterov | OuterSgd | OuterSignum | OuterAdamW | Grokfast
+OuterOptimizer = UnfilteredOptimizer | Grokfast
 
 
 def initial_beta_powers(spec: JobSpec) -> tuple[float, ...]:
@@ -135,13 +138,13 @@ def make_outer_optimizer(spec: JobSpec, taken: int, powers: tuple[float, ...], n
 
     `powers` are the powers of beta, including this round's step. `named` are the terms of the round's brief.
     """
-    optimizer = _make_plain_optimizer(spec, taken, powers, named)
+    optimizer = _make_unfiltered_optimizer(spec, taken, powers, named)
     return Grokfast(optimizer, spec.grokfast, spec.grokfast_decay) if spec.grokfast else optimizer
 
 
-def _make_plain_optimizer(
+def _make_unfiltered_optimizer(
     spec: JobSpec, taken: int, powers: tuple[float, ...], named: AdamWTerms | None
-) -> OuterNesterov | OuterSgd | OuterSignum | OuterAdamW:
+) -> UnfilteredOptimizer:
     if spec.outer is OuterOptimizerKind.ADAMW:
         usual = AdamWTerms(inner_rate(spec, taken), spec.beta1, spec.beta2, EPSILON, spec.weight_decay)
         return OuterAdamW(named or usual, (powers[0], powers[1]))

@@ -53,7 +53,8 @@ class ModelRpcHandler(ModelRpc):
         opened = driver.round_executor.make_context((key, found.round), found)
         kind, spec = opened.spec.resolved_objective, opened.spec
         if not kind.makes_text:
-            raise UserError(f"job {found.name!r} generates no text: its objective is {spec.objective!r}")
+            no_text = f"job {found.name!r} generates no text: its objective is {spec.objective!r}"
+            raise UserError(f"{no_text}; `peer model DIR --job {key.hex()[:8]}` writes its model")
         problem = int8_problem(spec.model) if how.activations is Activations.INT8 else None
         if problem:
             raise UserError(f"job {found.name!r}: {problem}")
@@ -67,9 +68,12 @@ class ModelRpcHandler(ModelRpc):
             if kind.moderates_output(spec):
                 yield TextPieceView("", is_checked=True)
             async with aclosing(worker_protocol.stream_text(partial(computing.ask_worker, opened), request)) as made:
-                async for done in made:
-                    if done.text or done.is_withheld:
-                        yield TextPieceView(done.text, is_withheld=done.is_withheld)
+                try:
+                    async for done in made:
+                        if done.text or done.is_withheld:
+                            yield TextPieceView(done.text, is_withheld=done.is_withheld)
+                except worker_protocol.WorkerFailed as error:
+                    raise UserError(f"job {found.name!r}: {error}") from None
 
     async def saved_samples(self) -> tuple[SampleView, ...]:
         computing = self.peer.driver.round_executor.participant.worker_client

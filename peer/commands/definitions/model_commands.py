@@ -35,12 +35,8 @@ from protocol.units import display_round_number
 TOPIC = "Models and text"
 
 EVALUATED_TOKENS = 65_536  # tokens of an evaluation: some seconds of compute with the default model
-MODEL_FORMATS = (
-    "transformers",
-    "packed",
-    "gguf",
-    "gguf-f32",
-)  # same names as in `peer.export.model_export`, whose import is slow
+# Names as in `peer.export.model_export`, whose import is slow.
+MODEL_FORMATS = ("transformers", "packed", "gguf", "gguf-f32")
 
 TEMPERATURE_DEFAULT: Final = 0.8
 ESCAPED: Final = {"n": "\n", "t": "\t", "\\": "\\"}
@@ -104,9 +100,8 @@ STOP = Argument(
 SEED = Argument("--seed", type=parse_integer_in(0), default=0, metavar="S", help="Seed of the choice of tokens (default 0)")
 QUANTISE = Argument(
     "--quantise",
-    type=Activations,
-    choices=(Activations.INT8,),
-    default=Activations.FLOAT32,
+    choices=(Activations.INT8.value,),
+    default=Activations.FLOAT32.value,
     metavar="int8",
     help="Activations of eight bits, for models with ternary matrices (default float32)",
 )
@@ -134,7 +129,7 @@ def _sampling(options: argparse.Namespace, beams: int = 0) -> SamplingOptions:
     if temperature is None:
         temperature = 0.0 if beams else TEMPERATURE_DEFAULT
     drawn = options.tokens, temperature, options.top_k, options.top_p, tuple(options.stop), options.seed, beams
-    return SamplingOptions(*drawn, activations=options.quantise).validated()
+    return SamplingOptions(*drawn, activations=Activations(options.quantise)).validated()
 
 
 @command(

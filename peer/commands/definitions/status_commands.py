@@ -148,8 +148,9 @@ async def _show_engines(asked: CommandContext[PeerApi], engines: tuple[EngineVie
     "Show the engines and devices of the worker",
     _show_engines,
     description="""
-        It shows the engines of this program, their versions and threads, and the memory of processor and GPUs. While the worker
-        is busy, the command shows its last answer.
+        It shows the engines of this program with their versions and compilers, or with the package or compiler that this
+        machine lacks. For the worker it shows threads, and the memory of processor and GPUs. While the worker is busy, the
+        command shows its last answer.
         """,
 )
 async def engines(asked: CommandContext[PeerApi]) -> tuple[EngineView, ...]:

@@ -14,6 +14,7 @@ from consensus.pbft.replica import Replica
 from features.feature import EventLine
 from features.lazy_import import import_object
 from features.peer_names import NAMED_MARK, SHORT_ID_LENGTH, PeerNames
+from features.text_tables import pluralize
 from ledger.core.deterministic_failures import ModuleFailure
 from ledger.jobs import NO_PROGRESS_ROUNDS, ClosedRound, Job, JobPhase
 from ledger.ledger_state import LedgerState
@@ -351,15 +352,15 @@ def member_names(members: MembersState) -> PeerNames:
 
 def _of_job(key: bytes, before: Job | None, after: Job) -> Iterator[EventLine]:
     if before is None:
-        yield EventLine("job", f"job {after.name} of {short_id(after.author)} started: {after.rounds} rounds", key)
+        yield EventLine("job", f"job {after.name} of {short_id(after.author)} started: {pluralize(after.rounds, 'round')}", key)
     if before is not None and (before.phase, after.phase) == (JobPhase.RUNNING, JobPhase.PAUSED):
-        yield EventLine("job", f"job {after.name} is paused after {after.rounds_in_model} rounds", key)
+        yield EventLine("job", f"job {after.name} is paused after {pluralize(after.rounds_in_model, 'round')}", key)
     if before is not None and (before.phase, after.phase) == (JobPhase.PAUSED, JobPhase.RUNNING):
         yield EventLine("job", f"job {after.name} continues with round {display_round_number(after.round)}", key)
     if after.phase is JobPhase.FINISHED and (before is None or before.phase is not JobPhase.FINISHED):
         ended = "ended early after" if after.rounds_in_model < after.rounds else "finished after"
         why = f": its last {NO_PROGRESS_ROUNDS} rounds accepted no update" * after.made_no_progress
-        yield EventLine("job", f"job {after.name} {ended} {after.rounds_in_model} rounds{why}", key)
+        yield EventLine("job", f"job {after.name} {ended} {pluralize(after.rounds_in_model, 'round')}{why}", key)
     asked = before.rollback_requests if before is not None else {}
     for voter, number in after.rollback_requests.items():
         if asked.get(voter) != number:

@@ -1,4 +1,4 @@
-"""What every engine must compute: models, batches, and a reference in float64.
+"""Models, batches and a reference in float64, for the conformance of engines.
 
 `test_conformance.py` executes the suite for each engine of `peer.features.engines()` that this machine can start.
 """

@@ -29,7 +29,7 @@ STEPS_ERROR_MAX = 1e-4  # of Δ and of the state after each of ten steps
 BITS_ERROR_MAX = 1e-5  # of held-out bits per byte
 LOGPROB_ERROR_MAX = 1e-4  # of a token's log-probability, in nats
 
-# Engines other than torch compile for about half a minute, in child processes.
+# Other engines than torch compile for about half a minute, in child processes.
 COMPILED = [pytest.mark.real("compilers"), pytest.mark.long]
 features.register_features()
 KINDS = [pytest.param(name, marks=[] if name == "pytorch" else COMPILED) for name in features.engines()]
@@ -71,7 +71,7 @@ def test_each_tensor_s_gradient_is_that_of_float64(engine: LocalTraining, model:
     assert error < GRADIENT_ERROR_MAX
 
 
-def test_so_it_is_on_a_batch_that_the_model_knows_by_heart(engine: LocalTraining, model: str) -> None:
+def test_each_tensor_s_gradient_is_that_of_float64_on_a_batch_learned_by_heart(engine: LocalTraining, model: str) -> None:
     spec, known = spec_of(model), conformance.parameters_by_heart(model)
     error = conformance.worst_tensor_error(
         conformance.gradient_of(engine, known), conformance.reference_gradient(spec, known), spec
@@ -183,6 +183,7 @@ def test_running_out_of_memory_halves_the_micro_batch(kind: str, monkeypatch: py
 
 def test_an_engine_beats_between_micro_batches_and_while_it_compiles(kind: str, tied: LocalTraining) -> None:
     beats = list[int]()
+    steps_of(tied)
     steps_of(tied, lambda: beats.append(1))
     assert len(beats) == STEPS * 2, "one beat for each micro-batch, after the programs are compiled"
     fresh = conformance.open_engine(kind, replace(spec_of("tied"), micro_batch=2))

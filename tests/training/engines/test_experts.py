@@ -63,7 +63,8 @@ def reference_output(model: GPT, x_C: torch.Tensor) -> torch.Tensor:
     found = torch.zeros_like(x_C)
     for expert in ranked[: spec.experts_per_token]:
         gate, up, down = (weights[name][expert] for name in ("gate", "up", "down"))
-        found += (p_E[expert] - threshold) * (down @ (F.silu(gate @ y_C) * (up @ y_C)))
+        margin = float((p_E[expert] - threshold) / p_E[expert])
+        found += p_E[expert] * 1.1 * margin**2 / (margin**2 + 0.1) * (down @ (F.silu(gate @ y_C) * (up @ y_C)))
     return found
 
 
@@ -71,7 +72,7 @@ def reference_output(model: GPT, x_C: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("count", "of_token"), [(5, 1), (5, 2), (5, 4), (5, 5), (2, 2), (64, 8)])
-def test_the_layer_is_the_mixture_it_says_it_is_and_a_dense_one_with_all_experts(count: int, of_token: int) -> None:
+def test_the_layer_is_the_described_mixture_and_a_dense_one_with_all_experts(count: int, of_token: int) -> None:
     model, x_BTC = model_of(with_experts(count, of_token)), stream(2, 7, MODEL.width)
     expected = torch.stack([torch.stack([reference_output(model, x_C) for x_C in x_TC]) for x_TC in x_BTC])
     found = output(model, x_BTC).double()
@@ -98,7 +99,7 @@ def test_a_step_across_a_tie_of_the_router_moves_the_output_by_nearly_nothing(
 
     def textbook(p_BTE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         best = p_BTE.topk(2)
-        return best.indices, best.values / best.values.sum(dim=-1, keepdim=True)
+        return best.indices, 1 / best.values.sum(dim=-1, keepdim=True).expand_as(best.values)
 
     model, x_BTC = model_of(EXPERTS), stream(1, 1, MODEL.width)
     if is_textbook:
@@ -112,6 +113,23 @@ def test_a_step_across_a_tie_of_the_router_moves_the_output_by_nearly_nothing(
         found.append(output(model, x_BTC))
     moved = float((found[0] - found[1]).norm() / found[1].norm())
     assert least <= moved <= most, moved
+
+
+@pytest.mark.parametrize("logits", [(0.5, 0.3, 0.3, -1.0, -1.0), (0.5, 0.4, 0.1, 0.1, -1.0)])
+def test_no_gradient_jumps_at_a_tie_for_the_last_place_or_the_next_one(logits: tuple[float, ...]) -> None:
+    model, x_BTC = model_of(EXPERTS), stream(1, 1, MODEL.width)
+    y_C = block_of(model).normalise(x_BTC, model.layers[0]["mlp_norm"]).detach()[0, 0]
+    found = list[torch.Tensor]()
+    for moved in (-1e-6, 1e-6):
+        logits_E = torch.tensor(logits) + moved * torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0])
+        weights = {name: tensor.detach().clone().requires_grad_() for name, tensor in model.layers[0].items()}
+        with torch.no_grad():
+            weights["router"].copy_(logits_E[:, None] * y_C / y_C.square().sum())
+        at = ForwardPass(penalties=[])
+        loss = block_of(model).forward(x_BTC, weights, at).square().sum() + sum(at.penalties or [])
+        used = [weights[name] for name in TorchExperts.leaves]
+        found.append(torch.cat([gradient.flatten() for gradient in torch.autograd.grad(loss, used)]))
+    assert (found[0] - found[1]).norm() <= 1e-4 * found[1].norm()
 
 
 # Training ------------------------------------------------------------------------------------------------------------
@@ -135,8 +153,9 @@ def test_the_gradient_with_the_balance_loss_does_not_depend_on_the_micro_batch(t
 
 def test_the_balance_loss_is_the_formula_and_part_of_the_training_loss_alone(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     p_BTE = torch.tensor([[[0.7, 0.2, 0.1], [0.6, 0.1, 0.3]]])
-    expected = 0.01 * 3 * (2 / 2 * 0.65 + 1 / 2 * 0.15 + 1 / 2 * 0.2)  # two tokens, each with two of three experts
-    assert float(balance_loss(p_BTE, torch.tensor([[2, 1, 1]]))) == pytest.approx(expected)
+    chosen_BTK, degree_BTK = torch.tensor([[[0, 1], [0, 2]]]), torch.tensor([[[1.0, 0.5], [0.8, 0.4]]])
+    expected = 0.01 * 3 * (1.8 / 2 * 0.65 + 0.5 / 2 * 0.15 + 0.4 / 2 * 0.2)  # two tokens, each with two of three experts
+    assert float(balance_loss(p_BTE, chosen_BTK, degree_BTK)) == pytest.approx(expected)
     model, x_BT = model_of(EXPERTS), tokens(3, 9)
     x_BT, y_BT = x_BT[:, :-1], x_BT[:, 1:]
     penalty = (next_token_loss(model, x_BT, y_BT) - model.loss(x_BT, y_BT)).item()

@@ -1,4 +1,4 @@
-"""The base of engines that bring only a gradient and logits: what it adds, and what it refuses."""
+"""The base of engines that bring only a gradient and logits: its steps, its texts, and its refusals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from protocol.sampling import SamplingOptions
 from tests.training.engines.conformance import JOB, SPEC, TRAINER, spec_of, tokens_of
 from training import engine_implementations
 from training.data.tokenizer import ByteTokenizer
-from training.engine_implementations import EngineImplementations, ObjectiveFunctions
+from training.engine_implementations import EngineImplementations, ObjectiveFunctions, require_implemented
 from training.engine_resources import EngineResources, ParallelMode
 from training.engines import gradient_engine, token_sampling
 from training.engines.adamw import LEAST_NORMAL, FlatAdamW, clip_gradient, weight_decay_mask
@@ -26,7 +26,7 @@ from training.engines.gradient_engine import GradientEngine, pad_examples, requi
 from training.engines.local_training import Examples
 from training.engines.pytorch import layers
 from training.engines.pytorch.inner_optimizers import AdamW
-from training.engines.rotary_positions import rotary_tables
+from training.engines.transformer_decoder import rotary_tables
 from training.job_spec import AuditMode, InnerOptimizerKind, JobSpec, Precision
 from training.replay.inner_state import InnerState
 from training.replicated.tensor_layout import Float32Array, initial_parameters
@@ -115,7 +115,13 @@ def test_rotary_positions_are_those_of_torch(model: str) -> None:
 def test_a_job_that_the_engine_cannot_compute_is_refused_in_one_line(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(UserError) as refused:
         fake(replace(SPEC, **changes))
-    assert str(refused.value) == text
+    assert str(refused.value) == f"{text}; start this peer with engine pytorch for such jobs"
+
+
+def test_the_way_out_of_pytorch_is_not_itself() -> None:
+    with pytest.raises(UserError) as refused:
+        require_implemented("layer", "pytorch", "squares", ["swiglu"])
+    assert str(refused.value) == "the engine 'pytorch' cannot compute the layer 'squares': it computes swiglu"
 
 
 @dataclass
@@ -169,11 +175,11 @@ def test_a_compilation_beats_and_survives_a_cancelled_request(monkeypatch: pytes
         return 0.0, parameters
 
     monkeypatch.setattr(engine, "gradient", slow)
-    engine.compile_programs(beat)
     threads = threading.active_count()
-    beaten.set()
-    engine.compile_programs(lambda: None)
+    engine.compile_programs(beat)
     assert threading.active_count() == threads
+    monkeypatch.delattr(gradient_engine, "heartbeats_during")  # The program exists, so nothing beats during the second execution.
+    engine.compile_programs(lambda: None)
 
 
 def test_texts_and_samples_follow_the_logits() -> None:
@@ -191,6 +197,18 @@ def test_texts_and_samples_follow_the_logits() -> None:
     ]
     assert [each.token for each in found] == [2, 3, 4] and found[-1].end is not None
     assert engine.score_tokens(engine.read_parameters(), [5, 6, 7]).tolist() == [0.0, 0.0]
+
+
+def test_a_full_context_loses_its_older_half() -> None:
+    lengths = list[int]()
+
+    def logits(tokens_T: npt.NDArray[np.int64]) -> Float32Array:
+        lengths.append(len(tokens_T))
+        return np.zeros((len(tokens_T), 4), dtype=np.float32)
+
+    how = SamplingOptions(max_tokens=9, temperature=0.0)
+    assert len(list(token_sampling.sample_tokens(logits, 8, [1, 2, 3], how, set(), lambda: None))) == 9
+    assert lengths == [3, 4, 5, 6, 7, 8, 4, 5, 6]
 
 
 def test_top_k_and_top_p_leave_out_unlikely_tokens() -> None:

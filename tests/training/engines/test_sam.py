@@ -145,10 +145,11 @@ def test_an_audit_of_sam_replays_both_passes(
         assert audited(world).verdict is Verdict.REPLAY
 
 
-def test_the_copy_of_the_parameters_counts_in_memory() -> None:
-    sam, size = replace(SPEC, sam_radius=RADIUS), layout_of(SPEC).size
-    most = EngineResources(memory_mb_max=40)
-    left = {spec: most.memory_mb_max * MB - (KEPT + more) * FLOAT_BYTES * size for spec, more in ((SPEC, 0), (sam, 1))}
+def test_copies_of_the_parameters_count_in_memory() -> None:
+    sam, ternary = replace(SPEC, sam_radius=RADIUS), replace(SPEC, model=replace(SPEC.model, linear="ternary"))
+    most, size = EngineResources(memory_mb_max=40), layout_of(SPEC).size
+    copies = {SPEC: 0, sam: 1, ternary: 1}
+    left = {spec: most.memory_mb_max * MB - (KEPT + more) * FLOAT_BYTES * size for spec, more in copies.items()}
     for spec, bytes_left in left.items():
         assert sequences_that_fit(spec, most) == bytes_left // sequence_bytes(spec.model, False)
 
@@ -176,8 +177,9 @@ def test_jobs_may_have_sam(said: dict[str, Any]) -> None:
     ("said", "why"),
     [
         ({"sam_radius": -0.05}, "sam_radius must be at least 0, not -0.05"),
-        ({"sam_radius": float("nan")}, "sam_radius must be a number up to 10, not nan"),
-        ({"sam_radius": float("inf")}, "sam_radius must be at most 10, not inf"),
+        ({"sam_radius": float("nan")}, "sam_radius must be a number up to 0.2, not nan"),
+        # Beyond, honest replays may differ by more than the tolerance: seen 0.39 with radius 2, and 0.004 with radius 1.
+        ({"sam_radius": 0.21}, "sam_radius must be at most 0.2, not 0.21"),
         (
             {"sam_radius": 0.05, "objective": "scratch", "data": None},
             "sam_radius 0.05 has no effect in a job of the objective 'scratch', which has no local steps: leave it out",

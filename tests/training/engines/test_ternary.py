@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 from protocol.errors import UserError
@@ -21,7 +22,7 @@ from training import ternary
 from training.corpus import open_tokens
 from training.data.tokenizer import ByteTokenizer
 from training.engine_resources import EngineResources, ParallelMode
-from training.engines.pytorch.engine import TorchEngine
+from training.engines.pytorch.engine import FLOAT_BYTES, KEPT, MB, TorchEngine, sequences_that_fit
 from training.engines.pytorch.model import GPT
 from training.engines.pytorch.parallel_engine import ParallelEngine
 from training.engines.pytorch.ternary import MovingWeights, linear_int8, ternary_scale, ternary_weights
@@ -210,6 +211,28 @@ def test_passes_without_gradients_and_other_rounds_compute_with_ternary_weights(
             assert torch.equal(model.features(X_BT), expected)
         assert not torch.equal(model.features(X_BT), expected), "a later step of the round"
     assert torch.equal(model.features(X_BT), expected)
+
+
+def test_the_estimate_of_memory_counts_the_weights_that_move() -> None:
+    spec = replace(SPEC, model=ModelSpec(context=8, width=128, layers=2, hidden=512, linear="ternary"))
+    model, kept, most = loaded(spec, initial_parameters(spec)), dict[int, int](), EngineResources(memory_mb_max=20)
+    kept[model.parameters.untyped_storage().data_ptr()] = 0
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept.setdefault(storage.data_ptr(), storage.nbytes())
+        return tensor
+
+    sequences = sequences_that_fit(spec, most)
+    with model.local_steps(), saved_tensors_hooks(keep, lambda tensor: tensor):
+        for layer in model._moving:
+            for moving in layer.values():
+                for tensor in vars(moving).values():
+                    keep(tensor)
+        tokens_BT = torch.zeros(sequences or 0, spec.model.context, dtype=torch.int64)
+        loss = model.loss(tokens_BT, tokens_BT)
+        assert loss.requires_grad
+    assert KEPT * FLOAT_BYTES * layout_of(spec).size + sum(kept.values()) <= most.memory_mb_max * MB
 
 
 def test_processes_that_share_a_model_refuse_local_steps_of_it(text: Path) -> None:

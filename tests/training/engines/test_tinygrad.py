@@ -1,4 +1,4 @@
-"""What only the engine tinygrad has: a compiler to look for, a cache of compiled programs, and a process without torch."""
+"""The engine tinygrad: its compiler, its cache of compiled programs, and its process without torch."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from training.engines.tinygrad import backend, compiler
 MISSING = features.why_engine_missing("tinygrad")
 
 
-def program(folder: Path, name: str) -> str:
+def program(folder: Path, name: str, prints: str = "") -> str:
     path = folder / name
-    path.write_text("#!/bin/sh\n")
+    path.write_text(f"#!/bin/sh\necho '{prints}'\n")
     path.chmod(0o755)
     return str(path)
 
@@ -36,17 +36,31 @@ def test_clang_is_found_by_its_own_name_by_its_version_and_by_cc(tmp_path: Path)
     assert compiler.find_compiler(place | {"CC": old}) == old and compiler.find_compiler(place | {"CC": "/no/clang"}) is None
 
 
+@pytest.mark.real("processes")
+@pytest.mark.parametrize(
+    ("prints", "version"),
+    [
+        ("Debian clang version 14.0.6\nTarget: x86_64", "14.0.6"),
+        ("Apple clang version 15.0.0 (clang-1500.3)", "15.0.0"),
+        ("", ""),
+    ],
+)
+def test_the_version_of_a_compiler_is_its_number(tmp_path: Path, prints: str, version: str) -> None:
+    assert backend.compiler_version(program(tmp_path, "clang", prints)) == version
+    assert backend.compiler_version("/no/clang") == ""
+
+
 def test_without_a_compiler_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "find_compiler", lambda: None)
     with pytest.raises(UserError) as refused:
         backend.TinygradBackend().start_backend(EngineResources(), [])
     assert str(refused.value) == (
         "the engine 'tinygrad' needs the program clang, which was not found: "
-        "install it (Debian: `apt install clang`), or name one in the variable CC"
+        "install clang (Debian: `apt install clang`), or name one in the variable CC"
     )
 
 
-def test_a_device_that_it_has_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_device_than_the_processor_is_refused() -> None:
     with pytest.raises(UserError, match="the engine 'tinygrad' has no device 'cuda:1', only cpu: start this peer with it"):
         backend.TinygradBackend().start_backend(EngineResources(device="cuda:1"), [])
 
@@ -119,7 +133,17 @@ def test_its_worker_trains_without_torch_and_without_a_lasting_child(tmp_path: P
     found = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, text=True, env=path)
     assert found.returncode == 0, found.stderr
     assert found.stdout.splitlines() == [
-        "the engine 'tinygrad' cannot compute the objective 'ppo': it computes language",
+        "the engine 'tinygrad' cannot compute the objective 'ppo': it computes language; "
+        "start this peer with engine pytorch for such jobs",
         "False True",
         "no child",
     ]
+
+
+@pytest.mark.real("compilers")
+@pytest.mark.skipif(MISSING is not None, reason=f"engine tinygrad: {': '.join(MISSING or ())}")
+def test_without_a_folder_no_compiled_program_is_kept(tmp_path: Path) -> None:
+    code = "from training.engines.tinygrad.backend import *; BACKEND.start_backend(EngineResources(), [])"
+    folders = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME"), str(tmp_path))
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": ".", **folders})
+    assert list(tmp_path.iterdir()) == []

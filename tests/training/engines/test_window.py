@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.engines.test_engine import SPEC, delta_of, difference, engine_of, kept_bytes
 from tests.training.engines.test_model import model_of, tokens
 from tests.training.engines.test_sampling import whole_logits
-from training.engines.pytorch.engine import sequence_bytes
+from training.engines.pytorch.engine import FLOAT_BYTES, sequence_bytes
 from training.engines.pytorch.layers import KEYS, ForwardPass, KVCache
 from training.engines.pytorch.sampling import DecodingState
 
@@ -52,6 +53,25 @@ def test_a_cache_gives_the_logits_of_a_window_over_the_whole_sequence(window: in
         torch.testing.assert_close(model.logits(torch.cat(parts, dim=1))[0], whole, atol=1e-5, rtol=0)
 
 
+class LargestTensor(TorchDispatchMode):
+    bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self.bytes = max(self.bytes, made.untyped_storage().nbytes())
+        return made
+
+
+@pytest.mark.parametrize(("length", "keys", "start"), [(20, 20, 0), (7, 30, 23), (1, 9, 8), (4, 64, 30)])
+def test_the_mask_is_made_in_a_byte_for_each_pair_of_tokens(length: int, keys: int, start: int) -> None:
+    """A job may have a long context, so a matrix of distances would not fit into a trainer's memory."""
+    attention, largest = model_of(WINDOWED).blocks[0], LargestTensor()
+    with largest:
+        mask_TT = attention._mask(length, keys, ForwardPass(start=start), torch.device("cpu"))  # type: ignore[attr-defined]
+    seen = [[start + token - WINDOW < key <= start + token for key in range(keys)] for token in range(length)]
+    assert mask_TT.tolist() == seen and largest.bytes == length * keys
+
+
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="other libraries may add in other orders")
 @pytest.mark.parametrize("layers", [{}, {"feed_forward": "experts", "experts": 3}])
 def test_logits_behind_a_window_do_not_depend_on_how_the_tokens_before_were_read(layers: dict[str, Any]) -> None:
@@ -71,5 +91,6 @@ def test_honest_replays_with_a_window_agree_and_the_estimate_of_memory_has_the_m
     update = delta_of(engine_of(text, WINDOWED))
     assert difference(delta_of(engine_of(text, replace(WINDOWED, micro_batch=1))), update) < 1e-4
     assert difference(delta_of(engine_of(text, SPEC)), update) > 1e-2
-    model = replace(WINDOWED.model, context=128)
+    model, plain = replace(WINDOWED.model, context=128), replace(SPEC.model, context=128)
+    assert sequence_bytes(model, False) - sequence_bytes(plain, False) == FLOAT_BYTES * model.layers * 128**2
     assert kept_bytes(model, False) < sequence_bytes(model, False) < 1.5 * kept_bytes(model, False)

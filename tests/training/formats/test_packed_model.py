@@ -16,7 +16,7 @@ from safetensors import numpy as safetensors
 from peer.export.model_export import write_model_files
 from peer.export.model_provenance import ExportableModel
 from protocol.errors import UserError
-from training.formats import huggingface_model, packed_model
+from training.formats import checkpoint, huggingface_model, packed_model
 from training.formats.huggingface_model import llama_tensor_names, open_huggingface_model
 from training.job_spec import JobSpec
 from training.replicated.tensor_layout import Float32Array, initial_parameters, layout_of
@@ -111,6 +111,9 @@ def test_every_changed_byte_is_refused(tmp_path: Path) -> None:
         path.write_bytes(cut)
         with pytest.raises(UserError, match="is damaged"):
             open_huggingface_model(folder)
+    path.write_bytes(checkpoint.LFS_POINTER + data)
+    with pytest.raises(UserError, match=r"packed\.safetensors is a Git LFS pointer"):
+        open_huggingface_model(folder)
     path.write_bytes(data)
     open_huggingface_model(folder)
 
@@ -164,6 +167,18 @@ def test_a_scale_without_a_matrix_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "out")
 
 
+def test_a_matrix_of_zeros_has_a_finite_scale(tmp_path: Path) -> None:
+    """Other programs multiply its codes by the scale."""
+
+    def change(data: bytearray, places: dict[str, int]) -> None:
+        data[places[FIRST] : places[f"{FIRST}_scale"]] = bytes(places[f"{FIRST}_scale"] - places[FIRST])
+        data[places[f"{FIRST}_scale"] : places[f"{FIRST}_scale"] + 4] = np.float32(np.nan).tobytes()
+
+    forged(written(tmp_path / "out") / packed_model.PACKED, change)
+    with pytest.raises(UserError, match=rf"tensor '{FIRST}': no matrix with these levels has the scale nan"):
+        read(tmp_path / "out")
+
+
 def test_the_file_of_another_model_is_refused(tmp_path: Path) -> None:
     folder = written(tmp_path / "out")
     (folder / "SHA256SUMS").unlink()
@@ -190,6 +205,21 @@ def test_a_dense_file_with_weights_of_several_sizes_is_refused(tmp_path: Path) -
 def test_a_dense_model_is_not_packed(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has linear 'dense', and only ternary matrices are packed: use --format transformers"):
         write_model_files(found_of(DENSE), tmp_path / "out", "packed")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("format", ["transformers", "packed", "gguf", "gguf-f32"])
+@pytest.mark.parametrize("window", [None, 8])
+def test_experts_are_refused_in_all_formats_with_what_their_model_is_good_for(
+    tmp_path: Path, format: str, window: int | None
+) -> None:
+    model = replace(DENSE.model, feed_forward="experts", experts=4).with_window(window)
+    with pytest.raises(UserError) as refused:
+        write_model_files(found_of(replace(DENSE, model=model)), tmp_path / "out", format)
+    assert str(refused.value) == (
+        "job 'small' has feed_forward 'experts', which no --format has: "
+        "ask the model with `peer sample`, or train it further with `peer train --from`"
+    )
     assert not list(tmp_path.iterdir())
 
 

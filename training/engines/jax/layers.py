@@ -13,14 +13,7 @@ from jax import Array
 
 from training.engine_implementations import EngineImplementations, ObjectiveFunctions
 from training.engines.held_out_evaluation import held_out_bits
-from training.engines.rotary_positions import rotary_tables
-from training.transformer import ModelSpec
-
-# The implementation of a kind of linear layer: a function of inputs (…, inputs) and one matrix (outputs, inputs).
-JaxLinear = Callable[[Array, Array], Array]
-# The implementation of a kind of block: a function of the model, its linear layer, the residual stream, and the layer's tensors
-# by name. It returns the residual stream after the block.
-JaxBlock = Callable[[ModelSpec, JaxLinear, Array, Mapping[str, Array]], Array]
+from training.engines.transformer_decoder import TransformerDecoder
 
 
 def dense(x: Array, weight: Array) -> Array:
@@ -31,26 +24,26 @@ def normalise(x_BTC: Array, weight_C: Array, epsilon: float) -> Array:
     return x_BTC * jax.lax.rsqrt(jnp.square(x_BTC).mean(axis=-1, keepdims=True) + epsilon) * weight_C
 
 
-def attention(spec: ModelSpec, linear: JaxLinear, x_BTC: Array, weights: Mapping[str, Array]) -> Array:
+def attention(decoder: TransformerDecoder, x_BTC: Array, weights: Mapping[str, Array]) -> Array:
     batch, length, width = x_BTC.shape
-    features = width // spec.heads
-    cos_TD, sin_TD = (table[:length, None] for table in rotary_tables(spec))
+    features = width // decoder.spec.heads
 
     def rotate(x_BTND: Array) -> Array:
-        return x_BTND * cos_TD + jnp.roll(x_BTND, features // 2, axis=-1) * sin_TD
+        return x_BTND * decoder.cos_TD[:, None] + jnp.roll(x_BTND, features // 2, axis=-1) * decoder.sin_TD[:, None]
 
-    normal_BTC = normalise(x_BTC, weights["attention_norm.weight"], spec.norm_epsilon)
+    normal_BTC = decoder.normalise(x_BTC, weights["attention_norm.weight"])
     q_BTHD, k_BTGD, v_BTGD = (
-        linear(normal_BTC, weights[f"{name}.weight"]).reshape(batch, length, -1, features) for name in ("query", "key", "value")
+        decoder.linear(normal_BTC, weights[f"{name}.weight"]).reshape(batch, length, -1, features)
+        for name in ("query", "key", "value")
     )
     out_BTHD = jax.nn.dot_product_attention(rotate(q_BTHD), rotate(k_BTGD), v_BTGD, is_causal=True)
-    return x_BTC + linear(out_BTHD.reshape(batch, length, width), weights["output.weight"])
+    return x_BTC + decoder.linear(out_BTHD.reshape(batch, length, width), weights["output.weight"])
 
 
-def swiglu(spec: ModelSpec, linear: JaxLinear, x_BTC: Array, weights: Mapping[str, Array]) -> Array:
-    normal_BTC = normalise(x_BTC, weights["mlp_norm.weight"], spec.norm_epsilon)
-    gate_BTF, up_BTF = (linear(normal_BTC, weights[f"{name}.weight"]) for name in ("gate", "up"))
-    return x_BTC + linear(jax.nn.silu(gate_BTF) * up_BTF, weights["down.weight"])
+def swiglu(decoder: TransformerDecoder, x_BTC: Array, weights: Mapping[str, Array]) -> Array:
+    normal_BTC = decoder.normalise(x_BTC, weights["mlp_norm.weight"])
+    gate_BTF, up_BTF = (decoder.linear(normal_BTC, weights[f"{name}.weight"]) for name in ("gate", "up"))
+    return x_BTC + decoder.linear(jax.nn.silu(gate_BTF) * up_BTF, weights["down.weight"])
 
 
 def next_token_loss(model: Callable[[Array], Array], x_BT: Array, y_BT: Array) -> Array:

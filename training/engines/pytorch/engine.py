@@ -231,7 +231,9 @@ def sequences_that_fit(spec: JobSpec, resources: EngineResources) -> int | None:
     parts = resources.gpus if resources.parallel is ParallelMode.FSDP else 1
     kept = KEPT
     kept += bool(spec.sam_radius)  # The second pass of SAM needs a copy of the parameters.
-    kept += spec.model.linear == TernaryLinear.name  # A pass keeps the ternary weights for the gradient.
+    if spec.model.linear == TernaryLinear.name:
+        # A pass keeps the ternary weights for the gradient. During local steps `MovingWeights` keeps two vectors more.
+        kept += 1 if spec.sends_gradients else 3
     left = resources.memory_mb_max * MB - kept * FLOAT_BYTES * layout_of(spec).size // parts
     return max(1, left // sequence_bytes(spec.model, resources.recompute))
 

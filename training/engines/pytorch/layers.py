@@ -25,6 +25,9 @@ from training.transformer import ModelSpec
 
 ROWS = 4  # least rows of a matrix in a product: with fewer rows, libraries add in another order
 KEYS = 64  # keys and values of a block of the cache: over whole blocks, attention always adds in the same order
+# Square of the margin at which an expert's weight is about half of its probability. A margin is (p_i − p_(k+1)) / p_i.
+HALF_MARGIN_SQUARED = 0.1
+PROBABILITY_MIN = 1e-12  # replaces smaller probabilities in margins, since a probability may be 0
 BALANCE_WEIGHT = 0.01  # weight of the loss that keeps experts equally busy (Fedus 2021, arXiv:2101.03961, section 2.2)
 
 # The product of a kind of linear layer: a function of inputs (…, inputs) and weights (outputs, inputs), which returns (…,
@@ -146,9 +149,8 @@ class TorchWindowAttention(TorchAttention):
     def _mask(self, length: int, keys: int, at: ForwardPass, device: torch.device) -> Tensor:
         assert self.spec.window is not None, "`ModelSpec.problem` requires a window"
         # The padding of a steady cache may have no key in its window. Nobody reads its results, and a later pass replaces it.
-        token_T1 = at.start + torch.arange(length, device=device)[:, None]
-        distance_TT = token_T1 - torch.arange(keys, device=device)
-        return (distance_TT >= 0) & (distance_TT < self.spec.window)
+        mask_TT = torch.ones(length, keys, dtype=torch.bool, device=device)
+        return mask_TT.tril_(at.start).triu_(at.start - self.spec.window + 1)
 
 
 class TorchSwiGlu(TorchBlock):
@@ -181,19 +183,21 @@ class TorchExperts(TorchBlock):
     @staticmethod
     def saved_floats(spec: ModelSpec) -> int:
         # As in a SwiGLU, whose gate, up, activation and product each expert of a token keeps. Floats of size `width` for each
-        # expert: its inputs and outputs. Floats of each expert: its weight before and after the sort, and five integers of 64
-        # bits for its number, the sort and its token. Floats of size `experts`: probabilities.
-        of_expert = 2 * spec.width + 4 * spec.hidden + 12
+        # expert: its inputs and outputs. Floats of each expert: eight from its probability to its weight, its weight before
+        # and after the sort, and five integers of 64 bits for its number, the sort and its token. Floats of size `experts`:
+        # probabilities.
+        of_expert = 2 * spec.width + 4 * spec.hidden + 20
         return 3 * spec.width + spec.experts_per_token * of_expert + spec.experts
 
     def forward(self, x_BTC: Tensor, weights: Mapping[str, Tensor], at: ForwardPass) -> Tensor:
         y_BTC = self.normalise(x_BTC, weights["mlp_norm"])
         with torch.autocast(x_BTC.device.type, enabled=False):  # Coarse probabilities would be equal for many experts.
             p_BTE = F.linear(y_BTC.float(), weights["router"]).softmax(dim=-1)
-        chosen_BTK, share_BTK = self.choose_experts(p_BTE)
+        chosen_BTK, degree_BTK = self.choose_experts(p_BTE)
         tokens_BE = _count_tokens(chosen_BTK, self.spec.experts)
         if at.penalties is not None and torch.is_grad_enabled():
-            at.penalties.append(balance_loss(p_BTE, tokens_BE))
+            at.penalties.append(balance_loss(p_BTE, chosen_BTK, degree_BTK))
+        share_BTK = degree_BTK * p_BTE.gather(-1, chosen_BTK)
         order_M = chosen_BTK.flatten().sort(stable=True).indices
         token_M = order_M // self.spec.experts_per_token
         parts = y_BTC.flatten(0, 1).index_select(0, token_M).split(tokens_BE.sum(dim=0).tolist())
@@ -205,11 +209,17 @@ class TorchExperts(TorchBlock):
         return x_BTC + torch.zeros_like(x_BTC).flatten(0, 1).index_add(0, token_M, out_MC.type_as(x_BTC)).view_as(x_BTC)
 
     def choose_experts(self, p_BTE: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the numbers of the experts of each token, the likeliest first, and their weights: each (B, T, K)."""
+        """Return the numbers of the experts of each token, the likeliest first, and the degrees of their choice: each (B, T, K).
+
+        A degree in 0..1 rises from 0 at the edge of the choice, with slope 0 there: gradients do not jump, either.
+        """
         count = self.spec.experts_per_token
         best = p_BTE.topk(min(count + 1, self.spec.experts))
-        threshold_BT1 = best.values[..., count:].sum(dim=-1, keepdim=True)  # p of the likeliest other expert; 0 if there is none
-        return best.indices[..., :count], best.values[..., :count] - threshold_BT1
+        # Probability of the likeliest other expert; 0 if there is none. Its gradient would jump to another expert at a tie.
+        threshold_BT1 = best.values[..., count:].sum(dim=-1, keepdim=True).detach()
+        p_BTK = best.values[..., :count]
+        margin_BTK = ((p_BTK - threshold_BT1) / p_BTK.clamp_min(PROBABILITY_MIN)).square()
+        return best.indices[..., :count], (1 + HALF_MARGIN_SQUARED) * margin_BTK / (margin_BTK + HALF_MARGIN_SQUARED)
 
     def _compute_expert(self, x_NC: Tensor, gate_FC: Tensor, up_FC: Tensor, down_CF: Tensor) -> Tensor:
         rows = len(x_NC)
@@ -225,14 +235,15 @@ def _count_tokens(chosen_BTK: Tensor, experts: int) -> Tensor:
     return torch.bincount((chosen_BTK + first_B11).flatten(), minlength=batch * experts).view(batch, experts)
 
 
-def balance_loss(p_BTE: Tensor, tokens_BE: Tensor) -> Tensor:
+def balance_loss(p_BTE: Tensor, chosen_BTK: Tensor, degree_BTK: Tensor) -> Tensor:
     """Return 0.01 · E · Σ f_e · P_e of a layer, in the mean over sequences.
 
-    f_e is the share of a sequence's tokens that choose an expert, and P_e its mean probability in the sequence. Means over a
-    micro-batch would depend on its size, and honest replays choose other sizes.
+    f_e is the mean degree to which a sequence's tokens choose an expert, and P_e its mean probability in the sequence. Means
+    over a micro-batch would depend on its size, and honest replays choose other sizes.
     """
-    _, length, experts = p_BTE.shape
-    return BALANCE_WEIGHT * experts * (tokens_BE / length * p_BTE.mean(dim=1)).sum(dim=-1).mean()
+    batch, length, experts = p_BTE.shape
+    degrees_BE = p_BTE.new_zeros(batch, experts).scatter_add(1, chosen_BTK.flatten(1), degree_BTK.detach().flatten(1))
+    return BALANCE_WEIGHT * experts * (degrees_BE / length * p_BTE.mean(dim=1)).sum(dim=-1).mean()
 
 
 class KVCache:

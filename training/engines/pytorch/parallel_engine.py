@@ -262,6 +262,7 @@ class ParallelEngine(TorchEngine):
         """Do nothing, since the parts of the model are made in all processes by a command."""
 
     def local_steps_context(self) -> AbstractContextManager[None]:
+        """Return a context that does nothing, since ternary matrices have no local steps here."""
         return nullcontext()
 
     def load_parameters(self, parameters: Float32Array) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import sqlite3
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, cast
 
 import numpy as np
 
@@ -23,12 +23,12 @@ from training.engine_resources import AUTO, EngineResources
 from training.engines.engine import Engine, EngineBackend
 from training.engines.gradient_engine import require_plain_resources
 from training.engines.processor import CPU, describe_processor
-from training.engines.tinygrad.compiler import PROGRAM, find_compiler
+from training.engines.tinygrad.compiler import PROGRAM, REMEDY, find_compiler
 from training.job_spec import JobSpec
 from training.replicated.tensor_layout import Float32Array
 from training.worker_protocol import WorkerInfo
 
-NAME: Final = "tinygrad"
+NAME: Final = "tinygrad"  # name of the engine
 CACHE_FILE: Final = "tinygrad.db"
 OBJECT_BYTES_MIN: Final = 64  # least bytes of an object file, the header of ELF: shorter entries are failed compilations
 
@@ -47,27 +47,24 @@ class TinygradBackend:
             raise UserError(f"the engine {NAME!r} has no device {resources.device!r}, only {CPU}: start this peer with it")
         compiler = find_compiler()
         if compiler is None:
-            remedy = "install it (Debian: `apt install clang`), or name one in the variable CC"
-            raise UserError(f"the engine {NAME!r} needs the program {PROGRAM}, which was not found: {remedy}")
+            raise UserError(f"the engine {NAME!r} needs the program {PROGRAM}, which was not found: {REMEDY}")
         self._threads, self._compiler = max(1, resources.threads), compiler
-        folder = Path(resources.cache_folder or tempfile.mkdtemp(prefix="folkmoot-tinygrad-"))
-        folder.mkdir(parents=True, exist_ok=True)
-        drop_failed_compilations(folder / CACHE_FILE)
-        os.environ.update(
-            DEV="CPU",
-            CC=compiler,
-            CACHEDB=str(folder / CACHE_FILE),
-            NUM_CPU_THREADS=str(self._threads),
-            # tinygrad's pool of compiling processes would outlive this process. Without it, only clang is a child.
-            PARALLEL="0",
-        )
+        # tinygrad's pool of compiling processes would outlive this process. With `PARALLEL=0`, only clang is a child.
+        os.environ.update(DEV="CPU", CC=compiler, NUM_CPU_THREADS=str(self._threads), PARALLEL="0")
+        if resources.cache_folder:
+            cache = Path(resources.cache_folder) / CACHE_FILE
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            drop_failed_compilations(cache)
+            os.environ["CACHEDB"] = str(cache)
+        else:
+            os.environ["CACHELEVEL"] = "0"  # no cache on the disk
         try:
             import_object("tinygrad:Tensor").ones(1).realize()
         except (OSError, subprocess.CalledProcessError) as error:
             raise UserError(f"the engine {NAME!r} cannot compile with {compiler}: {error}") from error
 
     def run_rank(self, resources: EngineResources, rank: int, store: Path, orders: BinaryIO) -> None:
-        raise AssertionError("tinygrad computes in one process")
+        raise AssertionError("the engine tinygrad computes in one process")
 
     def describe_worker(self) -> WorkerInfo:
         versions = {
@@ -79,8 +76,7 @@ class TinygradBackend:
         return WorkerInfo(f"tinygrad {versions['tinygrad']}", self._threads, (describe_processor(True),), versions)
 
     def open_engine(self, spec: JobSpec, tokens: TokenizedText, tokenizer: Tokenizer, first: Float32Array | None) -> Engine:
-        engine: Engine = import_object("training.engines.tinygrad.engine:TinygradEngine")(spec, tokens, tokenizer, first)
-        return engine
+        return cast(Engine, import_object("training.engines.tinygrad.engine:TinygradEngine")(spec, tokens, tokenizer, first))
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return isinstance(error, MemoryError)
@@ -101,9 +97,10 @@ def drop_failed_compilations(cache: Path) -> None:
 
 
 def compiler_version(path: str) -> str:
-    """Return the first line that the compiler prints about itself, or an empty text if it fails."""
+    """Return the version that the compiler prints, such as 14.0.6, or an empty text if it prints none."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.check_output([path, "--version"], text=True, timeout=10).partition("\n")[0]
+        found = re.search(r"version (\S+)", subprocess.check_output([path, "--version"], text=True, timeout=10))
+        return found[1] if found else ""
     return ""
 
 

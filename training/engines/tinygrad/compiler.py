@@ -1,4 +1,4 @@
-"""The C compiler that tinygrad needs for a processor: clang, which the variable CC may name. gcc does not do."""
+"""The C compiler that tinygrad needs for a processor: clang, which the variable CC may name. gcc does not work."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 PROGRAM: Final = "clang"
+REMEDY: Final = "install clang (Debian: `apt install clang`), or name one in the variable CC"
 # Major versions that are looked for under their own names, since Debian's `clang-14` has no other name.
 VERSIONS: Final = range(22, 11, -1)
 

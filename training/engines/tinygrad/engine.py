@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar, Final
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,16 +11,13 @@ from tinygrad import Tensor, TinyJit
 
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer
-from training.engine_implementations import layer_implementation
 from training.engines.gradient_engine import GradientEngine, pad_examples
 from training.engines.local_training import Examples
-from training.engines.rotary_positions import rotary_tables
-from training.engines.tinygrad.layers import LayerContext, TinyBlock, normalise
+from training.engines.tinygrad.backend import NAME
+from training.engines.tinygrad.layers import normalise
+from training.engines.transformer_decoder import TransformerDecoder
 from training.job_spec import JobSpec
 from training.replicated.tensor_layout import Float32Array, layout_of
-from training.transformer import EMBEDDING, FINAL_NORM, OUTPUT_MATRIX
-
-NAME: Final = "tinygrad"  # name of the engine
 
 
 class TinygradEngine(GradientEngine):
@@ -30,10 +27,7 @@ class TinygradEngine(GradientEngine):
 
     def __init__(self, spec: JobSpec, tokens: TokenizedText, tokenizer: Tokenizer, first: Float32Array | None = None) -> None:
         super().__init__(spec, tokens, tokenizer, first)
-        model = spec.model
-        tables = (realised(table) for table in rotary_tables(model))
-        self._context = LayerContext(model, layer_implementation(NAME, model.linear), *tables)
-        self._blocks: list[TinyBlock] = [layer_implementation(NAME, name) for name in (model.attention, model.feed_forward)]
+        self._decoder = TransformerDecoder(NAME, spec.model, normalise, realised)
         self._layout = layout_of(spec)
         self._gradients: Callable[..., tuple[Tensor, list[Tensor]]] | None = None
         self._rows = 0  # sequences of the program `_gradients`
@@ -53,10 +47,8 @@ class TinygradEngine(GradientEngine):
     def logits(self, parameters: Float32Array, tokens_T: npt.NDArray[np.int64]) -> Float32Array:
         if self._loaded is None or self._loaded[0] is not parameters:
             self._loaded = parameters, self._leaves(parameters)
-        # Attention is causal, so the tokens after the sequence have no effect on its logits.
-        padded_T = np.pad(tokens_T, (0, self.spec.model.context - len(tokens_T)))
-        found: Float32Array = self._logits(realised(padded_T[None]), *self._loaded[1]).numpy()
-        return found[0, : len(tokens_T)]
+        found: Float32Array = self._logits(realised(tokens_T[None]), *self._loaded[1]).numpy()
+        return found[0]
 
     def _leaves(self, parameters: Float32Array) -> list[Tensor]:
         """Return the tensors of the model. They are separate inputs of a program, since slices of one would compile slowly."""
@@ -75,17 +67,9 @@ class TinygradEngine(GradientEngine):
     def _compute_logits(self, x_BT: Tensor, *leaves: Tensor) -> Tensor:
         return self._forward(leaves, x_BT).realize()
 
-    def _forward(self, leaves: tuple[Tensor, ...], x_BT: Tensor) -> Tensor:
-        """Return the logits of each next token: shape (B, T, V)."""
-        model, tensors = self.spec.model, {tensor.name: leaf for tensor, leaf in zip(self._layout.tensors, leaves, strict=True)}
-        x_BTC = tensors[EMBEDDING][x_BT]
-        for number in range(model.layers):
-            prefix = f"layers.{number}."
-            layer = {name.removeprefix(prefix): leaf for name, leaf in tensors.items() if name.startswith(prefix)}
-            for block in self._blocks:
-                x_BTC = block(self._context, x_BTC, layer)
-        normal_BTC = normalise(x_BTC, tensors[FINAL_NORM], model.norm_epsilon)
-        return self._context.linear(normal_BTC, tensors[EMBEDDING if model.tied else OUTPUT_MATRIX])
+    def _forward(self, leaves: Sequence[Tensor], x_BT: Tensor) -> Tensor:
+        named = {tensor.name: leaf for tensor, leaf in zip(self._layout.tensors, leaves, strict=True)}
+        return self._decoder.logits(named, x_BT)
 
 
 def realised(array: npt.NDArray[Any]) -> Tensor:

@@ -6,30 +6,12 @@ Suffixes name the axes as in `training.engines.pytorch.layers`; R query heads sh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from tinygrad import Tensor, dtypes
 
 from training.engine_implementations import EngineImplementations, ObjectiveFunctions
 from training.engines.held_out_evaluation import held_out_bits
-from training.transformer import ModelSpec
-
-TinyLinear = Callable[[Tensor, Tensor], Tensor]  # a function of inputs (…, inputs) and a matrix (outputs, inputs)
-
-
-@dataclass(frozen=True, slots=True)
-class LayerContext:
-    """What the blocks of all layers share."""
-
-    spec: ModelSpec
-    linear: TinyLinear
-    cos_TD: Tensor
-    sin_TD: Tensor
-
-
-# The implementation of a kind of block: a function of the context, the residual stream, and the layer's tensors by name. It
-# returns the residual stream after the block.
-TinyBlock = Callable[[LayerContext, Tensor, Mapping[str, Tensor]], Tensor]
+from training.engines.transformer_decoder import TransformerDecoder
 
 
 def dense(x: Tensor, weight: Tensor) -> Tensor:
@@ -40,17 +22,17 @@ def normalise(x_BTC: Tensor, weight_C: Tensor, epsilon: float) -> Tensor:
     return x_BTC * (x_BTC.square().mean(axis=-1, keepdim=True) + epsilon).rsqrt() * weight_C
 
 
-def attention(context: LayerContext, x_BTC: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    spec, linear = context.spec, context.linear
+def attention(decoder: TransformerDecoder, x_BTC: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    spec, linear = decoder.spec, decoder.linear
     batch, length, width = x_BTC.shape
     features, shared = width // spec.heads, spec.heads // spec.kv_heads
 
     def rotate(x_BTND: Tensor) -> Tensor:
         half = features // 2
         swapped_BTND = x_BTND[..., half:].cat(x_BTND[..., :half], dim=-1)
-        return x_BTND * context.cos_TD.unsqueeze(1) + swapped_BTND * context.sin_TD.unsqueeze(1)
+        return x_BTND * decoder.cos_TD.unsqueeze(1) + swapped_BTND * decoder.sin_TD.unsqueeze(1)
 
-    normal_BTC = normalise(x_BTC, weights["attention_norm.weight"], spec.norm_epsilon)
+    normal_BTC = decoder.normalise(x_BTC, weights["attention_norm.weight"])
     q_BTHD, k_BTGD, v_BTGD = (
         linear(normal_BTC, weights[f"{name}.weight"]).reshape(batch, length, -1, features) for name in ("query", "key", "value")
     )
@@ -62,10 +44,10 @@ def attention(context: LayerContext, x_BTC: Tensor, weights: Mapping[str, Tensor
     return x_BTC + linear(out_BGRTD.permute(0, 3, 1, 2, 4).reshape(batch, length, width), weights["output.weight"])
 
 
-def swiglu(context: LayerContext, x_BTC: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    normal_BTC = normalise(x_BTC, weights["mlp_norm.weight"], context.spec.norm_epsilon)
-    gate_BTF, up_BTF = (context.linear(normal_BTC, weights[f"{name}.weight"]) for name in ("gate", "up"))
-    return x_BTC + context.linear(gate_BTF.silu() * up_BTF, weights["down.weight"])
+def swiglu(decoder: TransformerDecoder, x_BTC: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    normal_BTC = decoder.normalise(x_BTC, weights["mlp_norm.weight"])
+    gate_BTF, up_BTF = (decoder.linear(normal_BTC, weights[f"{name}.weight"]) for name in ("gate", "up"))
+    return x_BTC + decoder.linear(gate_BTF.silu() * up_BTF, weights["down.weight"])
 
 
 def next_token_loss(model: Callable[[Tensor], Tensor], x_BT: Tensor, y_BT: Tensor) -> Tensor:
