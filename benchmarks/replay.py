@@ -56,6 +56,7 @@ from rlhf.objectives.supervised_objectives import MEAN_REWARD, REWARD_NAMES, Mea
 from training.data.default_text import default_text
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer, load_tokenizer
+from training.engine_implementations import USUAL_ENGINE
 from training.engine_resources import EngineResources
 from training.job_spec import BF16_TOLERANCE, PRESETS, InnerOptimizerKind, JobSpec, Precision, complete_fields
 from training.objectives.objective import Declaration
@@ -400,7 +401,7 @@ def measure(options: argparse.Namespace, job: str, folder: Path) -> Iterator[lis
         yield _replayed(job, environment, environment.name, [*common, "--replays", ""])
     yield _replayed(job, here, "", [*common, "--replays", *(variant.name for variant in VARIANTS)])
     if job == "engines":
-        for engine in sorted(features.engines().keys() - {"pytorch"}):
+        for engine in sorted(features.engines().keys() - {USUAL_ENGINE}):
             yield _replayed(job, here, engine, [*common, "--engine", engine, "--replays", ""])
     if options.device != "cpu":
         on = f" on {options.device}"

@@ -26,12 +26,12 @@ from protocol.identity import Identity
 from protocol.messages import Judgement, Vouch
 from storage.ledger_store import LedgerStore, StoredRound
 from training.corpus import DataManifest, text_path
+from training.engine_implementations import USUAL_ENGINE
 from training.job_spec import JobSpec
 from training.model_store import JobModelStore, round_directory
 from training.replicated.replicated_model import ReplicatedModel
 
 TEXT = "text"  # value of `--rlhf` for three jobs: a base model, a reward model, and a policy
-DEFAULT_ENGINE = "pytorch"
 # Fields of a job for all engines: only `pytorch` has Muon, and others compile for a minute or more before their first proposal.
 PORTABLE_FIELDS = {"inner": "adamw", "proposal_seconds": "300"}
 DEFAULT_ROUNDS = JobSpec(name="demo").rounds
@@ -58,7 +58,7 @@ class DemoPeer:
     bytes_sent_before: int = 0  # bytes that the peer had sent before the job started
     trains_as: str = "trainer"  # role of the peer if it trains and serves no annotators
     evaluates: bool = True  # True if the peer measures models when it is the watched peer
-    engine: str = DEFAULT_ENGINE
+    engine: str = USUAL_ENGINE
     serves: tuple[str, ...] = ()  # flags of `peer run` for a peer that serves annotators; empty for other peers
 
     @property
@@ -108,7 +108,7 @@ class Demo:
             "seed": str(options.seed),
             "byzantine_max": str(max(options.malicious, (options.peers - 1) // 3)),
         }
-        if {peer.engine for peer in self.peers} != {DEFAULT_ENGINE}:
+        if {peer.engine for peer in self.peers} != {USUAL_ENGINE}:
             overrides |= PORTABLE_FIELDS
         said = job_overrides(options)
         overrides |= preset_overrides(options.preset, said)

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from consensus.voter_set import quorum
-from demo.demo_peers import DEFAULT_ENGINE, TEXT, Demo, count_bytes_sent
+from demo.demo_peers import TEXT, Demo, count_bytes_sent
 from demo.demo_report import DemoReport, RlhfResult
 from features.text_tables import Column, TextTable, pluralize
 from peer.commands.job_monitor import round_line, rounds_table
@@ -37,6 +37,7 @@ from protocol.api import JobView, RoundView
 from protocol.identity import peer_id
 from protocol.units import display_round_number, format_round_progress
 from protocol.verdicts import ABSENT, INVALID_UPDATES_REASON
+from training.engine_implementations import USUAL_ENGINE
 from training.objectives import registry
 
 ROUNDS_SHOWN = 8
@@ -72,7 +73,7 @@ class DemoDisplay:
         else:
             self._print(f"{begins} the built-in text")
         trainers = [peer for peer in self._demo.peers if peer.trains]
-        if {peer.engine for peer in trainers} != {DEFAULT_ENGINE}:
+        if {peer.engine for peer in trainers} != {USUAL_ENGINE}:
             self._print("engines: " + ", ".join(f"{peer.name} {peer.engine}" for peer in trainers))
         if self._live:
             self._live.start()

@@ -24,7 +24,7 @@ from typing import cast
 import trio
 
 from demo import rlhf_demo
-from demo.demo_peers import DEFAULT_ENGINE, TEXT, Demo, DemoPeer, PeerDisk, count_bytes_sent, derive_identity
+from demo.demo_peers import TEXT, Demo, DemoPeer, PeerDisk, count_bytes_sent, derive_identity
 from demo.demo_report import DemoReport, make_report, path_errors_as_user_errors, prepare_output_paths, write_report_files
 from demo.live_display import DemoDisplay
 from demo.shutdown_signals import is_interrupt, map_signals_to_interrupt, run_until_hangup
@@ -43,6 +43,7 @@ from training import corpus as data
 from training import rate_sweep
 from training.api.job_builder import parse_overrides
 from training.data import text_files, token_shards
+from training.engine_implementations import USUAL_ENGINE
 from training.job_spec import JobSpec, complete_fields
 from web.web_service import SERVED_AT_PREFIX
 
@@ -144,7 +145,7 @@ def assign_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
                 restricted,
                 trains_as=ROLE if rlhf else TRAINER,
                 serves=ANY_PORT_FLAGS if trains and rlhf == TEXT else (),
-                engine=engines[min(number, len(engines) - 1)] if engines and trains else DEFAULT_ENGINE,
+                engine=engines[min(number, len(engines) - 1)] if engines and trains else USUAL_ENGINE,
             )
         )
     if getattr(options, "web", False):  # callers may lack this flag

@@ -209,23 +209,6 @@ def test_what_learns_from_responses_is_held_to_the_same(monkeypatch: pytest.Monk
         )
 
 
-@pytest.mark.parametrize("said", [{}, {"model.context": "8"}])
-def test_a_job_from_a_model_with_experts_gets_the_optimizer_for_experts(
-    monkeypatch: pytest.MonkeyPatch, said: dict[str, str]
-) -> None:
-    model = ModelSpec(context=16, feed_forward="experts", experts=4)
-    start = InitialModel("base", model, None)
-    monkeypatch.setattr(job_builder, "add_audits", lambda peer, spec, request, said: spec)
-    peer = SimpleNamespace(state=peer_of().state, blobs=SimpleNamespace(add_bytes=lambda data: bytes(32)))
-    spec = job_builder._job_spec(peer, TrainRequest("small", "", 0, 0, said), start, TextFileReport())
-    assert spec.model == replace(model, context=8 if said else 16) and spec.inner is InnerOptimizerKind.ADAMW
-    plain = replace(start, model=replace(model, feed_forward="swiglu", experts=0))
-    spec = job_builder._job_spec(peer, TrainRequest("small", "", 0, 0, said), plain, TextFileReport())
-    assert spec.inner is InnerOptimizerKind.MUON
-    chosen = job_builder._job_spec(peer, TrainRequest("small", "", 0, 0, said | {"inner": "adamw"}), plain, TextFileReport())
-    assert chosen.inner is InnerOptimizerKind.ADAMW
-
-
 def test_defaults_follow_from_the_model_that_a_job_starts_from(monkeypatch: pytest.MonkeyPatch) -> None:
     """Muon, the default of other models, would be refused for experts."""
     monkeypatch.setattr(job_builder, "count_trainers", lambda peer, role=TRAINER: 4)
@@ -239,6 +222,11 @@ def test_defaults_follow_from_the_model_that_a_job_starts_from(monkeypatch: pyte
         assert (spec.model, spec.inner) == (model, inner)
         with pytest.raises(UserError, match="the job starts from the model of job 'base', which fixes this value"):
             job_builder.build_job_spec(peer, TrainRequest("more", "", 3, 0, {"model.width": "32"}, "base"), findings)
+        start = InitialModel("a folder", model, None)  # A job may change the context of a folder's model.
+        monkeypatch.setattr(job_builder, "resolve_initial_model", lambda peer, request, start=start: start)
+        request = TrainRequest("more", "", 3, 0, {"audit": "full", "model.context": "64"}, "folder")
+        spec = job_builder.build_job_spec(peer, request, findings)
+        assert (spec.model, spec.inner) == (replace(model, context=64), inner)
 
 
 def test_an_unknown_field_is_answered_with_the_fields_of_the_objective_too() -> None:

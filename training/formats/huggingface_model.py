@@ -39,7 +39,6 @@ from training.transformer import (
     DenseLinear,
     ModelSpec,
     ModelTensor,
-    SwiGlu,
     model_tensors,
 )
 
@@ -177,15 +176,12 @@ def _stored_tensors(folder: Path, model: ModelSpec, names: Mapping[str, str]) ->
 
 def llama_tensor_names(model: ModelSpec) -> dict[str, str]:
     """Return Llama's name for each of our tensors, by our name. Raises `UserError` for a layer that a Llama does not have."""
-    return {name: _llama_name(name, tensor, model) for name, tensor in model_tensors(model).items()}
+    return {name: _llama_name(name, tensor) for name, tensor in model_tensors(model).items()}
 
 
-def _llama_name(name: str, tensor: ModelTensor, model: ModelSpec) -> str:
+def _llama_name(name: str, tensor: ModelTensor) -> str:
     theirs = tensor.parameter.transformers
     if not theirs:
-        if model.feed_forward != SwiGlu.name:
-            takes = f"--format transformers takes models with feed_forward {SwiGlu.name!r}"
-            raise UserError(f"{takes}, not {model.feed_forward!r}: `peer export` writes the parameters of all models")
         raise UserError(f"the Llama model of transformers has no tensor for {name!r}")
     return theirs if tensor.layer is None else f"model.layers.{tensor.layer}.{theirs}"
 
